@@ -308,17 +308,6 @@ class Driver:
 COARSE_NOTE: Final = "pacing is up to 1 ms coarse: this platform has no timerfd"
 
 
-class _Itimerspec(ctypes.Structure):
-    """struct itimerspec of timerfd_settime(2), with time_t and long both of 64 bits."""
-
-    _fields_ = (
-        ("interval_s", ctypes.c_int64),
-        ("interval_ns", ctypes.c_int64),
-        ("value_s", ctypes.c_int64),
-        ("value_ns", ctypes.c_int64),
-    )
-
-
 class Pacer:
     """Calls `on_wake()` in the loop once, as soon as the absolute time given to `wake_at` is reached.
 
@@ -347,7 +336,7 @@ class Pacer:
             return
         self._armed = True
         spec = self._spec
-        spec.value_s, spec.value_ns = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
+        spec[2], spec[3] = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
         timer_abstime = 1
         if self._settime(self._descriptor, timer_abstime, self._spec_pointer, None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
@@ -365,7 +354,8 @@ class Pacer:
         libc = ctypes.CDLL(None, use_errno=True)
         self._settime = libc.timerfd_settime
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        self._spec = _Itimerspec()
+        # struct itimerspec of timerfd_settime(2): seconds and nanoseconds of the interval, then of the instant
+        self._spec = (ctypes.c_int64 * 4)()
         self._spec_pointer = ctypes.addressof(self._spec)
         clock_monotonic = 1
         self._descriptor = libc.timerfd_create(clock_monotonic, os.O_NONBLOCK | os.O_CLOEXEC)

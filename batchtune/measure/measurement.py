@@ -39,7 +39,6 @@ from batchtune.measure.slo import (
     Decision,
     Figure,
     Limit,
-    Slo,
     Verdict,
     Window,
     limits_of,
@@ -50,6 +49,7 @@ from batchtune.measure.slo import (
     window_of,
 )
 from batchtune.plain_values import Coded, as_text, coded
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.target.telemetry import ServerActivity
 
 
@@ -146,7 +146,7 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
     )
 
 
-def judge(run: CountedRequests, slo: Slo, distrust: tuple[Coded, ...]) -> tuple[Verdict, Coded]:
+def judge(run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...]) -> tuple[Verdict, Coded]:
     """Return (verdict, reason) of a run under `slo`; `distrust`: the run's caveats.
 
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: neither
@@ -174,7 +174,7 @@ def judge(run: CountedRequests, slo: Slo, distrust: tuple[Coded, ...]) -> tuple[
     return "INVALID", coded("text", text=blame)
 
 
-def _decide(requests: CountedRequests, slo: Slo) -> tuple[Decision, Coded]:
+def _decide(requests: CountedRequests, slo: SloSpec) -> tuple[Decision, Coded]:
     count = len(requests.latencies_s)
     failed = int(np.count_nonzero(np.isinf(requests.latencies_s)))
     if failed > slo.error_ratio * count:
@@ -362,7 +362,7 @@ def measure(
     samples: Samples,
     *,
     warm_up_s: float,
-    slo: Slo | None,
+    slo: SloSpec | None,
     activity: ServerActivity | None = None,
     duration_s: float | None = None,
     window: Window | None = None,
@@ -592,7 +592,7 @@ def _server_caveats(activity: ServerActivity | None) -> list[Coded]:
     return [caveat("emulated_device")] if activity.emulated else []
 
 
-def _goodput_rps(run: CountedRequests, good: NDArray[np.bool_], window: Window, slo: Slo | None) -> float:
+def _goodput_rps(run: CountedRequests, good: NDArray[np.bool_], window: Window, slo: SloSpec | None) -> float:
     """Return the good answers per second that arrived in the window and kept the primary limit of `slo`,
     streamed ones every limit; all good answers without a limit, nan in an empty window."""
     samples, limit = run.samples, None if slo is None else primary_limit(slo)

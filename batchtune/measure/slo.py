@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.quantiles import QUANTILES, binomial_cdf, effect_of_slices, t_quantile
+from batchtune.scenario.spec.check import SloSpec
 
 Verdict = Literal["PASS", "FAIL", "UNSURE", "INVALID", "NOISY"]
 """On an SLO: met, missed, too few requests to decide; INVALID: the client was the limit; NOISY: the host was
@@ -22,18 +22,6 @@ disturbed."""
 Decision = Literal["PASS", "FAIL", "UNSURE"]
 
 ALPHA = 0.05
-
-
-class Slo(Protocol):
-    """The limits on an answer: `error_ratio` is the share of requests that may fail, 0 to 1; `limits()` gives
-    the latency limits by name (`p95`, `ttft_p99`) in seconds, and under `goodput` the share of requests that
-    may miss any of them."""
-
-    @property
-    def error_ratio(self) -> float: ...
-
-    def limits(self) -> Mapping[str, float]: ...
-
 
 Figure = Literal["e2e", "ttft", "itl", "goodput"]
 """What a limit is on: whole answers, times to the first token, gaps between tokens, or the share of requests
@@ -59,7 +47,7 @@ class Limit:
         return 1.0 - self.quantile
 
 
-def limits_of(slo: Slo) -> tuple[Limit, ...]:
+def limits_of(slo: SloSpec) -> tuple[Limit, ...]:
     """List the latency limits of `slo`: on whole answers by rising quantile, then on first tokens, on gaps,
     and on goodput."""
     promised = slo.limits()
@@ -81,7 +69,7 @@ def limits_of(slo: Slo) -> tuple[Limit, ...]:
     return (*whole, *streamed, good)
 
 
-def primary_limit(slo: Slo) -> Limit | None:
+def primary_limit(slo: SloSpec) -> Limit | None:
     """Return the limit that a search watches: p95 if there is one, else p99, p90, p99.9, p50, then those on
     first tokens, on gaps, on goodput; None: no latency limit."""
     by_name = {limit.name: limit for limit in limits_of(slo)}

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol, cast
 
 from batchtune.errors import BatchingParametersError, ServerGoneError, TargetError, UsageError
+from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Status
@@ -27,7 +28,7 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
-from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadGenerator, LoadRun, Served, Target
+from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
 from batchtune.tune.trials.space import in_force
@@ -88,7 +89,7 @@ class Bench:
         self,
         scenario: Scenario,
         target: Target,
-        fleet: LoadGenerator | Mapping[str, LoadGenerator],
+        fleet: AnyFleet | Mapping[str],
         *,
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float] = time.monotonic,
@@ -105,7 +106,7 @@ class Bench:
         if isinstance(fleet, Mapping):
             guard = self._together = _Together(target, HostGuard() if guard is None else guard)
 
-        def model(own: Scenario, served: Served, sender: LoadGenerator) -> _ModelBench:
+        def model(own: Scenario, served: Served, sender: AnyFleet) -> _ModelBench:
             loader = Loader(own, served, sender, sleep=sleep, guard=guard, client_max_rps=client_max_rps)
             return _ModelBench(own, loader, on_live=self._show, now_s=now_s, together=self._together)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.answers import require_answer, with_lone_answers
-from batchtune.load.cluster.cluster_fleet import WorkerLostError
+from batchtune.load.cluster.cluster_fleet import AnyFleet, WorkerLostError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.samples import Samples, Status
@@ -79,27 +79,6 @@ class Guard(Protocol):
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise: ...
 
 
-class LoadGenerator(Protocol):
-    """Processes, of this machine or of several, that together send one job at a time and return its samples.
-
-    `on_progress`: called with the live counts a few times a second. `should_stop`: called too; True ends the load.
-    """
-
-    def run(
-        self,
-        job: LoadJob,
-        *,
-        on_progress: Callable[[LiveAggregate], None] | None = None,
-        should_stop: Callable[[LiveAggregate], bool] | None = None,
-    ) -> Samples: ...
-
-    def retire(self, name: str, why: str) -> bool:
-        """Leave the worker of this name out of later jobs, for the reason `why`.
-
-        Returns False where it cannot be left out, and stays.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
     """What to send in one load, and which part of it counts.
@@ -150,7 +129,7 @@ class Loader:
         self,
         scenario: Scenario,
         target: Served,
-        fleet: LoadGenerator,
+        fleet: AnyFleet,
         *,
         sleep: Callable[[float], None] = time.sleep,
         guard: Guard | None = None,

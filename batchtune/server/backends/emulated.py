@@ -64,13 +64,10 @@ from batchtune.wire.status import StatusError
 _WAKE_EARLY_NS = 50_000
 
 
-class _TimeSpec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
+_TimeSpec = ctypes.c_long * 2  # seconds, nanoseconds
 _libc = ctypes.CDLL(None)
 _clock_nanosleep = _libc.clock_nanosleep
-_clock_nanosleep.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.POINTER(_TimeSpec), ctypes.c_void_p)
+_clock_nanosleep.argtypes = (ctypes.c_int, ctypes.c_int, _TimeSpec, ctypes.c_void_p)
 _clock_nanosleep.restype = ctypes.c_int
 _sched_yield = _libc.sched_yield
 _slack_lowered = threading.local()

@@ -83,23 +83,16 @@ def _names_this_machine(host: bytes) -> bool:
     return name == "localhost" or name.endswith(".localhost") or is_loopback(name)
 
 
-class BodyTooLargeError(Exception):
-    """A request body that has more than `limit` bytes when it is inflated."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the inflated request body exceeds {limit} bytes")
-
-
 def plain_body(outcome: Outcome, limit: int) -> bytes:
     """Return an inflated body; outcome: it, or why it failed.
 
-    Raises StatusError INVALID_ARGUMENT for a body that is no gzip, BodyTooLargeError for one beyond `limit`
-    bytes, any other error as it is.
+    Raises StatusError INVALID_ARGUMENT for a body that is no gzip, TooLargeError for one beyond `limit` bytes,
+    any other error as it is.
     """
     if isinstance(outcome, bytes):
         return outcome
     if isinstance(outcome, TooLargeError):
-        raise BodyTooLargeError(limit)
+        raise TooLargeError(f"the inflated request body exceeds {limit} bytes")
     if isinstance(outcome, InflateError):
         raise StatusError("INVALID_ARGUMENT", f"Failed to uncompress the gzipped body: {outcome}")
     raise outcome
@@ -199,7 +192,7 @@ class RestApi:
         """Call `start`; where it raises, answer the client with the error."""
         try:
             start()
-        except (StatusError, BodyTooLargeError) as error:
+        except (StatusError, TooLargeError) as error:
             respond(*_failure(error))
         except Exception:
             _logger.exception("%s %s failed", head.method, head.target[:_PATH_BYTES_MAX])
@@ -297,7 +290,7 @@ def _failure(error: BaseException) -> tuple[int, bytes]:
     """Return (HTTP status, body) of the answer to a request that ended with `error`."""
     if isinstance(error, StatusError):
         return HTTP_CODES[error.code], error_answer(error.message)
-    if isinstance(error, BodyTooLargeError):
+    if isinstance(error, TooLargeError):
         return 413, error_answer(str(error))
     _logger.error("a request failed", exc_info=error)
     return 500, error_answer(FAULT)

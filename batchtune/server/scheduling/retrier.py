@@ -10,15 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from batchtune.server.scheduling.batch_queue import BasicBatchScheduler, BatchQueue
 from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, MonotonicClock
+from batchtune.server.scheduling.streaming import StreamingQueue
 from batchtune.wire.status import StatusError
 
-
-class RetriedQueue(Protocol):
-    def schedule(self, task: Any, /) -> None:
-        """Schedule a task; raises StatusError UNAVAILABLE when the queue is full."""
+RetriedQueue = BasicBatchScheduler[Any] | BatchQueue[Any] | StreamingQueue[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from batchtune.errors import ServerGoneError, TargetError
+from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
 from batchtune.measure.slo import primary_limit
@@ -19,7 +20,7 @@ from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan
-from batchtune.tune.loader import LoadGenerator, Target
+from batchtune.tune.loader import Target
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
@@ -91,7 +92,7 @@ FAILURES_TO_END = 6
 def sweep(
     scenario: Scenario,
     target: Target,
-    fleet: LoadGenerator | Mapping[str, LoadGenerator],
+    fleet: AnyFleet | Mapping[str],
     *,
     finished: Sequence[Trial] = (),
     watcher: Watcher = NOBODY,

@@ -20,6 +20,7 @@ from batchtune.plain_values import Coded, as_text, check_version, fields_to_plai
 from batchtune.target.endpoint import meaning_of
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.space import in_force
+from batchtune.units import percentage
 
 SCHEMA_VERSION = 1
 """Version of a line of trials.jsonl and of search.json; counted up when an older reader would misread a newer line."""

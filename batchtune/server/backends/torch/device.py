@@ -60,16 +60,6 @@ Forward = Callable[[Sequence[Tensor]], list[Tensor]]
 """Runs a model: device tensors in the order of its arguments -> device tensors."""
 
 
-class Graph(Protocol):
-    """A recorded run of a model; `replay` reads the tensors `inputs` and overwrites the tensors `outputs`."""
-
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-
-    def replay(self) -> None:
-        """Start the recorded run on the current stream."""
-
-
 class TorchDevice(Protocol):
     """Where a model runs; a batch's thread calls staged, to_device, to_host and wait in this order."""
 
@@ -106,7 +96,7 @@ class TorchDevice(Protocol):
     def wait(self, event: Any) -> None:
         """Block until all work started on the current stream is done; `event` is one of `new_event`."""
 
-    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
+    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
         """Record a run of `forward` for tensors of the shapes of `inputs`, on the current stream.
 
         inputs: host tensors of `staged`; pool: of `new_pool`.
@@ -164,7 +154,7 @@ class HostDevice:
     def wait(self, event: Any) -> None:
         """Return at once: work on the CPU is done when its call returns."""
 
-    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
+    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
         raise NotImplementedError
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -269,10 +259,10 @@ class CudaDevice:
         event.record()
         event.synchronize()
 
-    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> Graph:
+    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
         if self._torch.cuda.current_stream().cuda_stream not in _OWNED_STREAMS:
             raise RuntimeError(f"all {_STREAMS} streams are taken; have fewer batch threads or models")
-        return _CudaGraph(self._torch, forward, [self.to_device(array) for array in inputs], pool)
+        return CudaGraph(self._torch, forward, [self.to_device(array) for array in inputs], pool)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, (self._torch.OutOfMemoryError, MemoryError)):
@@ -308,8 +298,10 @@ class CudaDevice:
         return self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
 
 
-class _CudaGraph:
-    """A CUDA graph of `forward`, recorded when it is made, on the current stream (not the default one).
+class CudaGraph:
+    """A recorded run of `forward`, which is recorded when it is made, on the current stream (not the default one).
+
+    `replay` reads the tensors `inputs` and overwrites the tensors `outputs`.
 
     Other threads may allocate and run meanwhile (capture_error_mode thread_local). torch.cuda.graph() is not
     used because it waits for the whole device first.
@@ -337,6 +329,7 @@ class _CudaGraph:
             raise
 
     def replay(self) -> None:
+        """Start the recorded run on the current stream."""
         self._graph.replay()
 
 

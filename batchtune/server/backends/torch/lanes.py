@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from batchtune.server.backends.torch.device import Forward, Graph, TorchDevice, first_line, to_numpy
+from batchtune.server.backends.torch.device import CudaGraph, Forward, TorchDevice, first_line, to_numpy
 from batchtune.server.log import note
 from batchtune.wire.status import StatusError
 
@@ -127,7 +127,7 @@ class Lanes:
                     device.free_cache()
         return good
 
-    def _graph(self, lane: _Lane, arrays: Arrays) -> Graph | None:
+    def _graph(self, lane: _Lane, arrays: Arrays) -> CudaGraph | None:
         graph = lane.graphs.get(_shapes(arrays))
         if graph is None and not self._noted:
             self._noted = True
@@ -146,7 +146,7 @@ class _Lane:
         self.stream = device.new_stream()
         self.event = device.new_event()
         self.pool: Any = None
-        self.graphs: dict[Any, Graph] = {}
+        self.graphs: dict[Any, CudaGraph] = {}
 
 
 class _FreeLanes:
@@ -213,7 +213,7 @@ class _FreeLanes:
             return list(self._lanes)
 
 
-def _replayed(graph: Graph, staged: Sequence[Any]) -> list[Any]:
+def _replayed(graph: CudaGraph, staged: Sequence[Any]) -> list[Any]:
     for kept, fresh in zip(graph.inputs, staged, strict=True):
         kept.copy_(fresh, non_blocking=True)
     graph.replay()

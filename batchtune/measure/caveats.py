@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -128,34 +128,27 @@ def settings_of(
     the load, they give `request_threads`. `known` False: somebody else started the server, and the
     configuration is not what it runs with.
     """
+    settings = ServerSettings(
+        rows_per_request=rows_per_request, server_cores=server_cores, protocol=protocol, known=known
+    )
     if not known:
-        return ServerSettings(
-            rows_per_request=rows_per_request, server_cores=server_cores, protocol=protocol, known=False
-        )
+        return settings
     batching = configuration.batching
     request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
+    settings = replace(settings, request_threads=request_threads)
     # Without batching TF Serving and the bundled server run so many requests at once for each CPU.
     unbatched_threads_per_core = 4
     if batching is None:
         threads = unbatched_threads_per_core * default_num_batch_threads(cpus)
         if configuration.instances_flag:
             threads = int(dict(configuration.flags).get(configuration.instances_flag, 1))
-        return ServerSettings(
-            batch_threads=threads,
-            rows_per_request=rows_per_request,
-            server_cores=server_cores,
-            request_threads=request_threads,
-            protocol=protocol,
-        )
+        return replace(settings, batch_threads=threads)
     micros = batching.batch_timeout_micros
-    return ServerSettings(
+    return replace(
+        settings,
         max_batch_size=batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
         batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if micros is None else micros) / 1e6,
         batch_threads=batching.num_batch_threads or default_num_batch_threads(cpus),
-        rows_per_request=rows_per_request,
-        server_cores=server_cores,
-        request_threads=request_threads,
-        protocol=protocol,
     )
 
 

@@ -278,7 +278,10 @@ class TfServingTarget:
         self.stop()
         asked = {**self._flags, **dict(configuration.flags)}
         flags = {"max_num_load_retries": "0", **thread_limits(self._spec, self._demand), **asked}
-        self._tell_of_threads(configuration, flags)
+        for word in thread_words(configuration, flags, self._demand):
+            if word not in self._told:
+                self._told.add(word)
+                self._on_event(word)
         # TensorFlow Serving reads a port of 0 as "off", so free ports are chosen here.
         free_grpc_port, free_rest_port = free_ports(2)
         grpc_port = int(flags.pop("port", 0)) or free_grpc_port
@@ -338,12 +341,6 @@ class TfServingTarget:
                 return [sys.executable, "-m", "batchtune.server", "--enable_tuning_api", device]
             case "local" | "command":
                 return list(self._spec.command or ("tensorflow_model_server",))
-
-    def _tell_of_threads(self, configuration: Configuration, flags: Mapping[str, str]) -> None:
-        for word in thread_words(configuration, flags, self._demand):
-            if word not in self._told:
-                self._told.add(word)
-                self._on_event(word)
 
     def _model_arguments(
         self, flags: Mapping[str, str], model_name: str, configuration: Configuration

@@ -61,17 +61,13 @@ class Dialer:
             raise TargetError(f"host {self._endpoint.host!r} cannot be resolved: {error}") from error
         self._addresses = list(dict.fromkeys(str(row[4][0]) for row in resolved))
 
-    @property
-    def on_the_way(self) -> int:
-        """Number of connections that are being opened, or are open and not ready yet."""
-        return self.open_count - len(self._ready)
-
     def dial(self, wanted: int) -> None:
         """Begin to open connections until `wanted` are on their way, at most 16 and within `connections_max`."""
         # Few, since a server that is stalled accepts only as many as its listen queue holds, often 100.
         dials_at_once_max = 16
         loop = asyncio.get_running_loop()
-        room = min(wanted, dials_at_once_max) - self.on_the_way
+        on_the_way = self.open_count - len(self._ready)  # being opened, or open and not ready yet
+        room = min(wanted, dials_at_once_max) - on_the_way
         for _ in range(min(room, self.connections_max - self.open_count)):
             self.open_count += 1
             task = loop.create_task(self._dial_one())

@@ -35,7 +35,6 @@ _SWITCHES: Final = frozenset(
     | {"privileged", "publish-all", "quiet", "read-only", "rm", "sig-proxy", "tty"}
 )
 """The options of `docker run` without a value; every other has one (docker run --help)."""
-_SHORT_SWITCHES: Final = frozenset("diPqt")
 OF_THE_MODEL: Final = (
     *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
     "monitoring_config_file",
@@ -218,13 +217,14 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return (options with their values, the words after them: image and arguments) of a `docker run`."""
     options: list[tuple[str, str]] = []
     rest = list(words)
+    short_switches = "diPqt"
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         is_short = not word.startswith("--")
-        if is_short and name[:1] not in _SHORT_SWITCHES and len(name) > 1:  # -v/host:/inside
+        if is_short and name[:1] not in short_switches and len(name) > 1:  # -v/host:/inside
             options.append((name[0], word[2:]))
-        elif equals or name in _SWITCHES or (is_short and set(name) <= _SHORT_SWITCHES):
+        elif equals or name in _SWITCHES or (is_short and set(name) <= set(short_switches)):
             options.append((name, value))
         else:
             options.append((name, rest.pop(0) if rest else ""))

@@ -28,7 +28,6 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
 _CLOSING = {"{": "}", "<": ">"}
-_INT64_MAX = 2**63 - 1
 
 Kind: TypeAlias = Literal["number", "name", "string", "mark", "end"]
 
@@ -85,14 +84,14 @@ def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingPar
     return BatchingParametersError(f"{source}:{line}: {what}", hint=hint)
 
 
-def whole_number(field: Field, *, source: str, least: int = -(2**63), most: int = _INT64_MAX) -> int:
+def whole_number(field: Field, *, source: str, least: int = -(2**63), most: int = 2**63 - 1) -> int:
     """Return the field's value as an integer: decimal, `0x…` or octal with a leading 0, as protobuf reads them.
 
     Raises:
         BatchingParametersError: it is no integer, or not in `least` to `most`.
     """
     value = field.value
-    expected = "a whole number" if most == _INT64_MAX else f"{least} to {most}"
+    expected = "a whole number" if most == 2**63 - 1 else f"{least} to {most}"
     if isinstance(value, Scalar) and value.kind == "number":
         digits = value.text.replace(" ", "").replace("\t", "")
         octal = re.fullmatch(r"([-+]?)0([0-7]+)", digits)

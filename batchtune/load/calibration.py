@@ -34,7 +34,6 @@ from batchtune.wire.http2 import encode_block
 _HTTP_ANSWER: Final = (
     b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 24\r\n\r\n{"predictions": [[0.0]]}'
 )
-START_LIMIT_S: Final = 20.0
 
 
 class NullServer:
@@ -56,7 +55,8 @@ class NullServer:
         start_undisturbed(self._process)
         self._theirs.close()
         try:
-            if not self._pipe.poll(START_LIMIT_S):
+            start_limit_s = 20.0
+            if not self._pipe.poll(start_limit_s):
                 raise MeasurementInvalidError(
                     "the null server does not start", hint="is the machine overloaded?"
                 )

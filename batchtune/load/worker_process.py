@@ -35,17 +35,19 @@ from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport
 from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder, Status
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 
-OF_A_TERMINAL: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that a terminal sends to all its processes (Ctrl-C, hang-up, Ctrl-backslash); the parent handles them."""
-
 
 def start_undisturbed(process: SpawnProcess) -> None:
     """Start a child process that a terminal's signals (Ctrl-C, hang-up, Ctrl-backslash) do not reach; it ends when its
     parent does."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
+    of_a_terminal = (
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )  # it sends them to all; the parent handles them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, of_a_terminal)
     try:
         resource_tracker.ensure_running()  # the first child would start it, which lets Ctrl-C through again
-        signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_TERMINAL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, of_a_terminal)
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

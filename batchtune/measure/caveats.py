@@ -168,7 +168,6 @@ def request_threads_of(flags: Mapping[str, Any], *, protocol: Protocol | None) -
 
 # What did the load generator do, and did it shape the figures?
 
-LAG_TOLERANCE_S = 0.0005
 BUSY_CPU_RATIO = 0.8
 
 
@@ -270,11 +269,12 @@ def client_caveats(
     `client_max_rps` what the client can send to a null server (None: not known).
     """
     caveats = []
-    if client.send_lag_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
+    tolerance_s = max(0.0005, 0.05 * limit_s)
+    if client.send_lag_p99_s > tolerance_s:
         caveats.append(caveat("client_late", lag_s=client.send_lag_p99_s))
     if client.sent_ratio < 0.99:
         caveats.append(caveat("client_behind", sent_ratio=client.sent_ratio))
-    if client.connection_wait_p99_s > max(LAG_TOLERANCE_S, 0.05 * limit_s):
+    if client.connection_wait_p99_s > tolerance_s:
         caveats.append(caveat("few_connections", wait_s=client.connection_wait_p99_s))
     throttled_ratio = 0.1
     if client.paused_ratio > throttled_ratio:

@@ -68,6 +68,8 @@ def _binomial_quantile(level: float, trials: int, probability: float) -> int:
 
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+SHOWN = ("p50", "p95", "p99")
+"""Quantiles of latency that every prediction and comparison shows."""
 SLICES = 20
 
 

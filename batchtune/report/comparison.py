@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import padding_per_element
-from batchtune.measure.quantiles import BLOCKS_NEEDED
+from batchtune.measure.quantiles import BLOCKS_NEEDED, SHOWN
 from batchtune.report import tables, words
 from batchtune.report.findings import Marks, labels, text_of
 from batchtune.report.live_view import measured_load, trial_line
 from batchtune.report.words import Fact
-from batchtune.tune.compare.blocks import QUANTILES, Variant, VariantFigures
+from batchtune.tune.compare.blocks import Variant, VariantFigures
 from batchtune.tune.compare.pace_probes import comparison_seconds, is_most, run_seconds
 from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
 from batchtune.tune.trials.pace import Pace, times_of
@@ -134,7 +134,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
     for name, figure in floor.floors.items():
         rows.append(
             [
-                marks.marked(name, "A/A", "latency" if name in QUANTILES else "throughput"),
+                marks.marked(name, "A/A", "latency" if name in SHOWN else "throughput"),
                 tables.interval(figure.spread, scale=100),
                 tables.ratio(bounded(figure.ratio)),
                 *(rounded(change * 100) for change in figure.smallest.values()),
@@ -340,7 +340,7 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
             f"{name} ms": marked(
                 "latency", (tables.milliseconds(bounded(variant.latency_s.get(name))) for variant in variants)
             )
-            for name in QUANTILES
+            for name in SHOWN
         },
         "mean batch rows": marked("server", (rounded(variant.mean_batch_rows) for variant in variants)),
         "errors": [percentage(variant.error_ratio) for variant in variants],

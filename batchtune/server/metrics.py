@@ -202,7 +202,6 @@ _Value = TypeVar("_Value")
 
 _SERVING = "/tensorflow/serving/"
 _SESSION = _SERVING + "batching_session/"
-_SIZE_BOUNDS = exponential_bounds(1, 2, 14)
 
 
 class Queues(Protocol):
@@ -272,9 +271,10 @@ class Metrics:
         new_counts = partial(Histogram, exponential_bounds(1, 2, 15))
         self._example_counts: defaultdict[str, Histogram] = defaultdict(new_counts)
         self._queuing_latency = Histogram(exponential_bounds(100, 1.2, 52))
-        self._input_batch_size = Histogram(_SIZE_BOUNDS)
-        self._processed_batch_size = Histogram(_SIZE_BOUNDS)
-        self._padding_sizes: defaultdict[int, Histogram] = defaultdict(partial(Histogram, _SIZE_BOUNDS))
+        size_bounds = exponential_bounds(1, 2, 14)
+        self._input_batch_size = Histogram(size_bounds)
+        self._processed_batch_size = Histogram(size_bounds)
+        self._padding_sizes: defaultdict[int, Histogram] = defaultdict(partial(Histogram, size_bounds))
         self._batches: list[BatchRecord] = []  # not yet counted
         self._run_count = 0
         self._close_reasons: Counter[str] = Counter()

@@ -16,8 +16,9 @@ from typing import Any
 from batchtune.errors import UsageError
 from batchtune.system import is_loopback
 
-_TRUE = {"true", "1", "t", "yes", "y"}
-_FALSE = {"false", "0", "f", "no", "n"}
+_BOOLEANS = dict.fromkeys(("true", "1", "t", "yes", "y"), True) | dict.fromkeys(
+    ("false", "0", "f", "no", "n"), False
+)
 
 
 def _flag(default: Any, meaning: str, *, choices: tuple[str, ...] = (), ours: bool = False) -> Any:
@@ -148,8 +149,6 @@ _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {
     "remove_unused_fields_from_bundle_metagraph": (bool, "the graph is not kept after loading"),
     "skip_initialize_tpu": (bool, "TPUs are not used"),
 }
-# Refused when switched on: ignoring them would leave traffic unprotected.
-_REFUSED: dict[str, type] = {"use_alts_credentials": bool}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,8 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
     """
     known: dict[str, type] = {flag.name: type(flag.default) for flag in fields(ServerFlags)}
     known |= {name: kind for name, (kind, _) in _WITHOUT_EFFECT.items()}
-    known |= _REFUSED
+    refused = "use_alts_credentials"  # when switched on: ignoring it would leave traffic unprotected
+    known[refused] = bool
     values: dict[str, Any] = {}
     notes = []
     for name, text in _pairs(arguments, known):
@@ -181,7 +181,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
         value = _typed(name, known[name], text)
         if name in _WITHOUT_EFFECT:
             notes.append(f"note: --{name} has no effect: {_WITHOUT_EFFECT[name][1]}")
-        elif name not in _REFUSED:
+        elif name != refused:
             values[name] = value
         elif value:
             raise UsageError(
@@ -229,7 +229,7 @@ def _pairs(arguments: Sequence[str], known: dict[str, type]) -> Iterator[tuple[s
         if equals:
             yield name, text
         elif known[name] is bool:
-            yield name, rest.pop(0) if rest and rest[0].lower() in _TRUE | _FALSE else "true"
+            yield name, rest.pop(0) if rest and rest[0].lower() in _BOOLEANS else "true"
         elif rest:
             yield name, rest.pop(0)
         else:
@@ -253,8 +253,8 @@ def _typed(name: str, kind: type, text: str) -> Any:
     if kind is str:
         return text
     if kind is bool:
-        if text.lower() in _TRUE | _FALSE:
-            return text.lower() in _TRUE
+        if text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
         raise UsageError(f"--{name}={text}: expected true or false")
     try:
         return kind(text)

@@ -51,15 +51,11 @@ def error_text(body: str) -> str:
         return body[:300]
 
 
-_OWN_JSON: Final = "a server that has no such API, but a JSON of its own, takes target.kind: http"
 _PROBE_LIMIT_S: Final = 2.0
 """A readiness probe without an answer after this is sent again."""
 
 RETURN_LIMIT_S: Final = 10.0
 """How long a server that answered before may refuse connections: a restart by its owner, or a reload."""
-
-_ANY_LENGTH: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-"""Options of a channel: one request may have a large answer; grpcio's own limit is 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +197,14 @@ def control_channel(endpoint: Endpoint) -> grpc.Channel:
     """Open a gRPC channel for control calls, which the caller closes; never used for load."""
     import grpc
 
+    # One request may have a large answer; grpcio's own limit is 4 MiB.
+    any_length = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
     if endpoint.tls is None:
-        return grpc.insecure_channel(endpoint.grpc_authority, options=_ANY_LENGTH)
+        return grpc.insecure_channel(endpoint.grpc_authority, options=any_length)
     name = endpoint.tls.server_name
     named = (("grpc.ssl_target_name_override", name),) if name else ()
     credentials = grpc.ssl_channel_credentials(*endpoint.tls.pem_files())
-    return grpc.secure_channel(endpoint.grpc_authority, credentials, options=(*_ANY_LENGTH, *named))
+    return grpc.secure_channel(endpoint.grpc_authority, credentials, options=(*any_length, *named))
 
 
 def wait_for(
@@ -358,19 +356,20 @@ def _definitions(endpoint: Endpoint) -> Mapping[str, Any]:
     """Read the signatures in the model's metadata, by name, as the REST API writes them."""
     path = f"{endpoint.model_path}/metadata"
     where = f"{endpoint.rest_url}{path}"
+    own_json = "a server that has no such API, but a JSON of its own, takes target.kind: http"
     answer = answer_of(endpoint, path, hint="is the server up, and is this its port?")
     try:
         document = answer.json()
         if answer.status_code != 200:
             raise TargetError(
                 f"{where}: HTTP {answer.status_code}: {document.get('error')}",
-                hint="" if "error" in document else _OWN_JSON,
+                hint="" if "error" in document else own_json,
             )
         return dict(document["metadata"]["signature_def"]["signature_def"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TargetError(
             f"{where}: HTTP {answer.status_code} without a model's metadata; is it TensorFlow Serving's REST port?",
-            hint=_OWN_JSON,
+            hint=own_json,
         ) from error
 
 

@@ -75,9 +75,6 @@ class Demand:
         return self.clients + 16  # gRPC's own pollers
 
 
-NO_DEMAND: Final = Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
-
-
 def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
     """Compute the most requests that a search of the scenario may have under way, those of its load and of
     closed loops that keep the largest batches full.
@@ -140,11 +137,11 @@ class TfServingTarget:
         spec: TargetSpec,
         *,
         on_event: Callable[[str], None] = lambda _text: None,
-        demand: Demand = NO_DEMAND,
+        demand: Demand | None = None,
     ) -> None:
         require_cpus("target.cpus", spec.cpus)
         self._spec = spec
-        self._demand = demand
+        self._demand = demand or Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
         self._told: set[str] = set()
         self._flags = spec.flag_texts
         self._model_names = [own.name for own in spec.models]

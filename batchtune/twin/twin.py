@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.measure.quantiles import QUANTILES, Estimate
+from batchtune.measure.quantiles import QUANTILES, SHOWN, Estimate
 from batchtune.measure.slo import Limit
 from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.twin.service_time import Fitted, rows_needed, timed
@@ -110,9 +110,6 @@ def _closed_warm_up_s(batcher: Batcher, traffic: Traffic, device: Device, count:
     per_batch_s = float(device.tau_s[rows]) / max(batcher.batch_threads, 1)
     return WARM_UP_SHARE * count * traffic.mean_rows / rows * per_batch_s
 
-
-SHOWN: Final = ("p50", "p95", "p99")
-"""Latency quantiles that every prediction shows, beside those that have limits."""
 
 NEAR_SATURATION: Final = 0.9
 """Share of the saturation above which latencies depend on how long the queue has grown, and are not trusted."""

@@ -17,8 +17,6 @@ from typing import Final, Protocol
 from batchtune.load.samples import PENDING, Columns
 
 NOTHING: Final = -1
-BACK_OFF_NS: Final = 10_000_000
-"""How long a user of a closed loop waits after its connection failed, so that a dead server is not flooded."""
 
 _monotonic_ns = time.monotonic_ns
 
@@ -136,7 +134,7 @@ class OpenSource:
 class ClosedSource:
     """The closed loop: `users` users, each of whom sends its next request `think_ns` after the answer to its last.
 
-    A user's request is due when the user is ready for it. A user whose connection failed waits for BACK_OFF_NS at
+    A user's request is due when the user is ready for it. A user whose connection failed waits for 10 ms at
     least. `turns_ns`, (begin, end) after the start: users who become ready between two turns wait for the next.
     """
 
@@ -222,7 +220,8 @@ class ClosedSource:
             self._ready.append(now_ns)
 
     def failed(self, now_ns: int) -> None:
-        self._think(now_ns, max(self._think_ns, BACK_OFF_NS))
+        back_off_ns = 10_000_000  # so that a dead server is not flooded
+        self._think(now_ns, max(self._think_ns, back_off_ns))
 
     def backlog(self) -> int:
         return 0 if self._rests() else len(self._ready)

@@ -22,11 +22,9 @@ from batchtune.units import counted
 
 CALL_LIMIT_S: Final = 10.0
 """Time limit of a call that only passes a message; an idle actor answers in 1 ms."""
-PLACE_LIMIT_S: Final = 60.0
 JOIN_LIMIT_S: Final = 20.0
 """How long to wait for nodes to join: those that are started together with the head join some seconds after it."""
 SOON_S: Final = 1.0
-_REASON_MAX_CHARS: Final = 300
 
 
 def require_ray(key: str) -> None:
@@ -120,9 +118,10 @@ class RayActors:
                 hint=f"lower {self._key}.{self._thing}s, or what each of them needs",
             )
         self._group = placement_group([needs] * count, strategy=placement.upper())
+        room_limit_s = 60.0
         if not self._group.wait(SOON_S):
-            self._on_event(f"waiting up to {PLACE_LIMIT_S:g} s until others leave room on the cluster")
-            if not self._group.wait(PLACE_LIMIT_S):
+            self._on_event(f"waiting up to {room_limit_s:g} s until others leave room on the cluster")
+            if not self._group.wait(room_limit_s):
                 raise UsageError(
                     f"{self._key}: no room for {count} {self._thing}s with {listed(needs)} each; free are "
                     f"{listed(self._ray.available_resources())}",
@@ -285,9 +284,10 @@ def _room(resources: Mapping[str, float], bundle: Mapping[str, float]) -> int:
 def _reason(error: Exception) -> str:
     """Return the first line of an error, with the last where the first only announces a traceback; shortened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):
-        return f"{lines[0]} {lines[-1]}"[:_REASON_MAX_CHARS]
-    return (lines[0] if lines else type(error).__name__)[:_REASON_MAX_CHARS]
+    reason = lines[0] if lines else type(error).__name__
+    if len(lines) > 1 and reason.endswith(":"):
+        reason = f"{reason} {lines[-1]}"
+    return reason[:300]
 
 
 def listed(resources: Mapping[str, float]) -> str:

@@ -57,11 +57,9 @@ from batchtune.wire.status import StatusError
 #
 # `clock_nanosleep` with TIMER_ABSTIME, called through ctypes, which releases the interpreter lock; the thread's
 # timer slack is lowered to 1 ns first. An idle virtual CPU still needs 45-50 µs to wake, so the sleep ends
-# `_WAKE_EARLY_NS` before the deadline and the rest is yielded away, the lock free in between. Median overshoot on
+# 50 µs before the deadline and the rest is yielded away, the lock free in between. Median overshoot on
 # an idle 2-core virtual machine (tests/benchmarks/server/emulated_device.py): 2 µs, 99th percentile 50 µs; without the
 # early wake-up 50 µs, time.sleep 75 µs.
-
-_WAKE_EARLY_NS = 50_000
 
 
 _TimeSpec = ctypes.c_long * 2  # seconds, nanoseconds
@@ -75,7 +73,7 @@ _slack_lowered = threading.local()
 
 def sleep_until(deadline_ns: int) -> None:
     """Sleep until CLOCK_MONOTONIC reads `deadline_ns`; returns at once when it has passed."""
-    wake_ns = deadline_ns - _WAKE_EARLY_NS
+    wake_ns = deadline_ns - 50_000
     timer_abstime = 1
     if time.monotonic_ns() < wake_ns:
         if not hasattr(_slack_lowered, "done"):

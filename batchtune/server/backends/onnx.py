@@ -36,7 +36,6 @@ from batchtune.wire.status import StatusError
 
 WEIGHT_BYTES_MIN = 1 << 16
 """Smaller initializers stay in the graph."""
-_FIXED_BYTES = {1: 8, 5: 4}
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 _NODE_INPUT, _OP_TYPE = 1, 4
 _DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
@@ -180,6 +179,7 @@ def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
     """Yield the fields of a message, without their contents; raises ValueError or IndexError for others."""
     position = begin
     head_bytes_max = 20  # a tag and a length
+    fixed_bytes = {1: 8, 5: 4}
     while position < end:
         head = _read(file, position, position + head_bytes_max)
         tag, used = read_varint(head, 0)
@@ -189,8 +189,8 @@ def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
             size = 0
         elif kind == LENGTH_DELIMITED:
             size, used = read_varint(head, used)
-        elif kind in _FIXED_BYTES:
-            size = _FIXED_BYTES[kind]
+        elif kind in fixed_bytes:
+            size = fixed_bytes[kind]
         else:
             raise ValueError(f"a field of the unknown kind {kind}")
         content = position + used

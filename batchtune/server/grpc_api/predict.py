@@ -60,7 +60,6 @@ _PACKED_FIELDS = {"float32": 5, "float64": 6}
 _RAW_DTYPES = frozenset(
     [*_PACKED_FIELDS, "float16"] + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
-_SHAPE_OR_DTYPE = frozenset([1, 2, 3])
 # numpy's type character → the packed field whose bytes are the array's own.
 _RAW_FIELDS = {"f": 5, "d": 6, "?": 11, "F": 9, "D": 12}
 
@@ -540,7 +539,7 @@ def _find_values(message: bytes) -> dict[str, tuple[int, int, int]] | None:
                 return None
             name = message[entry[0][2] : entry[0][3]].decode()
             tensor = list(islice(read_fields(message, entry[1][2], entry[1][3]), entry_fields_max))
-            values = [field for field in tensor if field[0] not in _SHAPE_OR_DTYPE]
+            values = [field for field in tensor if field[0] not in {1, 2, 3}]  # those are dtype and shape
             if name in spans or len(tensor) == entry_fields_max or len(values) != 1 or values[0][1] != 2:
                 return None
             spans[name] = (values[0][0], values[0][2], values[0][3])

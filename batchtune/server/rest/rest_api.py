@@ -29,8 +29,6 @@ from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Pac
 from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 
-_BODY_BYTES_MAX = 1 << 20  # a hundred times the longest set of parameters
-
 
 def check_client(peer: str, head: Head) -> None:
     """Check that a client of the tuning API is a program of this machine.
@@ -59,8 +57,9 @@ async def tune(control: BatchingControl, body: bytes) -> bytes:
 
     Raises StatusError INVALID_ARGUMENT for a body or parameters that are wrong; then nothing changes.
     """
-    if len(body) > _BODY_BYTES_MAX:
-        raise StatusError("INVALID_ARGUMENT", f"batching parameters exceed {_BODY_BYTES_MAX} bytes")
+    body_bytes_max = 1 << 20  # a hundred times the longest set of parameters
+    if len(body) > body_bytes_max:
+        raise StatusError("INVALID_ARGUMENT", f"batching parameters exceed {body_bytes_max} bytes")
     try:
         parameters = orjson.loads(body)
     except orjson.JSONDecodeError as error:

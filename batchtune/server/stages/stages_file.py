@@ -44,8 +44,6 @@ from batchtune.server.backends.declared_file import (
 from batchtune.server.scheduling.batch_queue import QueueOptions
 from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
 
-_SOURCES = ("code", "redis", "emulated")
-_QUEUE_KEYS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
 _CODE = re.compile(r"[A-Za-z_][\w-]*\.py:[A-Za-z_]\w*")
 _THREADS_MAX = 1024
 """Beyond some thousands of threads the system has no more, for the whole server."""
@@ -173,11 +171,13 @@ def _code(section: dict[str, Any], name: str, key: str) -> str:
 
 
 def _lookup(section: Any) -> LookupStage:
-    check_keys(section, "lookup", ("inputs", "outputs", *_SOURCES, *_QUEUE_KEYS))
-    sources = [name for name in _SOURCES if name in section]
+    known_sources = ("code", "redis", "emulated")
+    queue_keys = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
+    check_keys(section, "lookup", ("inputs", "outputs", *known_sources, *queue_keys))
+    sources = [name for name in known_sources if name in section]
     if len(sources) != 1:
         given = " and ".join(sources) or "none"
-        raise FaultError(f"lookup: one of {', '.join(_SOURCES)} says whom to ask; given {given}")
+        raise FaultError(f"lookup: one of {', '.join(known_sources)} says whom to ask; given {given}")
     try:
         inputs = tensor_specs(section, "inputs", wildcard_allowed=True)
         outputs = tensor_specs(section, "outputs", wildcard_allowed=False)
@@ -193,7 +193,7 @@ def _lookup(section: Any) -> LookupStage:
             least=0 if name == "batch_timeout_micros" else 1,
             most=_THREADS_MAX if name == "num_batch_threads" else 2**63 - 1,
         )
-        for name in _QUEUE_KEYS
+        for name in queue_keys
         if name in section
     }
     return LookupStage(

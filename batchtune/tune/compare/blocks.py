@@ -21,7 +21,7 @@ from batchtune.errors import UsageError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement, padding_per_element
-from batchtune.measure.quantiles import Estimate, balanced_orders, typical
+from batchtune.measure.quantiles import SHOWN, Estimate, balanced_orders, typical
 from batchtune.plain_values import Coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench
@@ -31,8 +31,6 @@ from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, parts_of
 
 # What does one variant of a comparison show over its blocks, and what limits it?
-
-QUANTILES = ("p50", "p95", "p99")
 
 Metric = Literal["throughput", "rows", "p95", "capacity"]
 """The compared figure of a run: throughput in requests/s, rows/s (where requests differ in rows), p95 in seconds,
@@ -92,7 +90,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     requests = variant.scenario.load.requests
     complete = requests is not None and all(run.requests == requests for run in measured)
     last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
-    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in QUANTILES}
+    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in SHOWN}
     return VariantFigures(
         name=variant.name,
         protocol=variant.scenario.request.protocol,

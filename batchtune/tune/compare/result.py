@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.measure.quantiles import (
+    SHOWN,
     Estimate,
     detectable_shift,
     log_ratios,
@@ -18,7 +19,6 @@ from batchtune.measure.quantiles import (
 from batchtune.plain_values import Coded, fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import (
-    QUANTILES,
     Metric,
     Variant,
     VariantFigures,
@@ -146,7 +146,7 @@ def _pair(
     both = (figures[baseline.name], figures[variant.name])
     metric = _metric(*both, objective=variant.scenario.objective)
     ratio = ratio_estimate(block_pairs(before, after, figure_of(metric)))
-    latencies = {name: ratio_estimate(block_pairs(before, after, latency_of(name))) for name in QUANTILES}
+    latencies = {name: ratio_estimate(block_pairs(before, after, latency_of(name))) for name in SHOWN}
     outcome: Outcome = "different"
     if ratio is None:
         outcome = "not measured"
@@ -279,7 +279,7 @@ def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
     first, second = (runs_of(trials, arm.name) for arm in arms)
     figures = [figures_of(arm, trials) for arm in arms]
     objective = arms[0].scenario.objective
-    values = {"throughput": figure_of("throughput"), **{name: latency_of(name) for name in QUANTILES}}
+    values = {"throughput": figure_of("throughput"), **{name: latency_of(name) for name in SHOWN}}
     if objective == "capacity":
         values = {"capacity": figure_of("capacity"), **values}
     elif objective == "latency":

@@ -21,8 +21,6 @@ from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
 
-_SIZE = "max_batch_size"
-
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that are enough to keep a server without batching busy."""
 
@@ -165,7 +163,7 @@ def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] |
 def _has_no_size(configuration: Configuration, scenario: Scenario) -> bool:
     """Whether the server has no parameter that is known to be the largest batch."""
     named = {name for name, _, _ in configuration.words}
-    return not scenario.sizes_batches and _SIZE not in named
+    return not scenario.sizes_batches and "max_batch_size" not in named
 
 
 def rows_of(configuration: Configuration, scenario: Scenario) -> int:
@@ -176,8 +174,8 @@ def rows_of(configuration: Configuration, scenario: Scenario) -> int:
     """
     if configuration.batching is None or _has_no_size(configuration, scenario):
         return scenario.request.rows_most
-    names = [f"{own.name}:{_SIZE}" for own in scenario.target.models]
-    return sum(int(in_force(configuration, name)) for name in names or [_SIZE])
+    names = [f"{own.name}:max_batch_size" for own in scenario.target.models]
+    return sum(int(in_force(configuration, name)) for name in names or ["max_batch_size"])
 
 
 def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
@@ -185,8 +183,10 @@ def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
     size of a batch is not known."""
     if _has_no_size(configuration, scenario):
         return True
-    requests = {f"{own.name}:{_SIZE}": own.request or scenario.request for own in scenario.target.models}
-    sizes = requests or {_SIZE: scenario.request}
+    requests = {
+        f"{own.name}:max_batch_size": own.request or scenario.request for own in scenario.target.models
+    }
+    sizes = requests or {"max_batch_size": scenario.request}
     return all(in_force(configuration, name) >= request.rows_most for name, request in sizes.items())
 
 
@@ -201,6 +201,6 @@ def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     clients_of_unknown = 64
     if _has_no_size(configuration, scenario):
         return clients_of_unknown
-    requests = -(-int(in_force(configuration, _SIZE)) // scenario.request.rows_most)
+    requests = -(-int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most)
     threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
     return max(2 * requests * threads, 2)

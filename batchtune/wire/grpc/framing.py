@@ -18,7 +18,6 @@ PREFIX_BYTES = PREFIX.size
 FIRST_DATA = struct.Struct(">IBIBI")
 """A DATA frame's header (length << 8 | type, flags, stream id) and the message prefix after it (flag, length)."""
 
-_WBITS = {"gzip": inflating.GZIP, "deflate": 15}
 _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 
 
@@ -80,8 +79,8 @@ def inflate(message: bytes, encoding: str, message_bytes_max: int) -> bytes:
 
 def wbits_of(encoding: str) -> int:
     """Return zlib's `wbits` for a grpc-encoding, gzip or deflate; raises StatusError for any other."""
-    if encoding in _WBITS:
-        return _WBITS[encoding]
+    if encoding in {"gzip", "deflate"}:
+        return inflating.GZIP if encoding == "gzip" else 15
     known = "a message is flagged as compressed" if encoding in {"", "identity"} else "unknown encoding"
     code = "INTERNAL" if encoding in {"", "identity"} else "UNIMPLEMENTED"
     raise StatusError(code, f"{known}: grpc-encoding is {encoding or 'absent'!r}")

@@ -22,8 +22,6 @@ from batchtune.server.log import say
 
 Tensor = Any
 
-_INT16 = np.dtype(np.int16)
-
 
 def from_numpy(torch: Any, array: NDArray[Any]) -> Tensor:
     """Return a tensor over an array's memory; raises TypeError or ValueError for a dtype that torch lacks."""
@@ -43,7 +41,7 @@ def to_numpy(torch: Any, tensor: Tensor) -> NDArray[Any]:
 
 def carried(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype with which an array's bits are passed to torch: int16 for bfloat16, else its own."""
-    return _INT16 if _is_bfloat16(dtype) else dtype
+    return np.dtype(np.int16) if _is_bfloat16(dtype) else dtype
 
 
 def retyped(torch: Any, tensor: Tensor, dtype: np.dtype[Any]) -> Tensor:

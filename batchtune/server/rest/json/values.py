@@ -32,7 +32,6 @@ DEBUG_BYTES = 256
 
 # Possessive and closed by the end of the text too: linear even on a hostile body.
 _BARE_INFINITY = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)|Inf(?!i)', re.DOTALL)
-_NUMBERS = rapidjson.NM_NAN | rapidjson.NM_NATIVE
 
 
 def parse_json(body: bytes) -> Any:
@@ -110,7 +109,7 @@ _EXACT = json.JSONDecoder(parse_int=_integer)
 def _read(body: bytes, lead: int) -> Any:
     """Return the value that begins at byte `lead`, whatever follows; raises StatusError as rapidjson does."""
     try:
-        return rapidjson.loads(body[lead:], number_mode=_NUMBERS)
+        return rapidjson.loads(body[lead:], number_mode=rapidjson.NM_NAN | rapidjson.NM_NATIVE)
     except RecursionError as error:
         raise _too_deep(body) from error
     except rapidjson.JSONDecodeError as error:

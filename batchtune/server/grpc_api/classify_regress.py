@@ -73,15 +73,12 @@ class InferenceCalls:
             self._pending.refuse(call, name, error)
             return
         examples = len(inputs["inputs"])
-        running = PendingCall(
-            self._pending,
-            self._pending.counts.times(name, "MultiInference"),
-            call,
-            started_ns,
-            call.deadline_ns,
-            lambda _: join.encode(examples),
-            examples,
-        )
+        times = self._pending.counts.times(name, "MultiInference")
+
+        def encode(_: Outputs) -> bytes:
+            return join.encode(examples)
+
+        running = PendingCall(self._pending, times, call, started_ns, call.deadline_ns, encode, examples)
         join = _TaskJoin(servable, tasks, running)
         for index, task in enumerate(tasks):
             part = _Part(join, index)
@@ -113,15 +110,8 @@ class InferenceCalls:
             )
             return bytes(response.SerializeToString())
 
-        running = PendingCall(
-            self._pending,
-            self._pending.counts.times(name, kind.api),
-            call,
-            started_ns,
-            call.deadline_ns,
-            encode,
-            examples,
-        )
+        times = self._pending.counts.times(name, kind.api)
+        running = PendingCall(self._pending, times, call, started_ns, call.deadline_ns, encode, examples)
         running.submit(servable, signature.name, inputs, outputs)
 
     def _tasks(self, request: Any) -> tuple[Servable, list[_Task]]:

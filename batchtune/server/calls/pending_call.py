@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -118,10 +118,10 @@ _Submit = tuple[
 
 
 class PendingCalls(Generic[_Client]):
-    """State that the calls of one front end share; only for the thread of one event loop.
+    """State that the calls of one front end share, and their counts; only for the thread of one event loop.
 
-    entrypoint: "REST" or "GRPC". reply: sends a client its answer; refuse: sends it an error; is_gone:
-    whether the client has given up its request.
+    entrypoint: "REST" or "GRPC", as in TF Serving's metrics. reply: sends a client its answer; refuse: sends it
+    an error; is_gone: whether the client has given up its request.
     """
 
     def __init__(
@@ -137,7 +137,11 @@ class PendingCalls(Generic[_Client]):
         self.reply = reply
         self.is_gone = is_gone
         self._refuse = refuse
-        self.counts = RequestCounts(metrics, entrypoint, models.names)
+        self.metrics = metrics
+        self._entrypoint = entrypoint
+        self._configured = models.names
+        self._failed_names: set[str] = set()
+        self._unknown_names = 0  # of them, those that no model had
         self.deadlines = Deadlines()
         self._submits: list[_Submit] = []  # of this turn of the loop
 
@@ -174,8 +178,37 @@ class PendingCalls(Generic[_Client]):
 
     def refuse(self, client: _Client, model_name: str, error: StatusError) -> None:
         """Count a request that ends with an error, and send the client the error."""
-        self.counts.failed(model_name, error.code)
+        self.failed(model_name, error.code)
         self._refuse(client, error)
+
+    def times(self, model_name: str, api: str) -> ModelTimes:
+        """Return the histograms for calls of one API, such as "Predict", on a served model.
+
+        As in TF Serving (predict_util.cc, classifier.cc) request_latency has the API's name in lower case for
+        REST, runtime_latency never.
+        """
+        request_api = api.lower() if self._entrypoint == "REST" else api
+        return ModelTimes(
+            model_name=model_name,
+            # TensorFlow Serving's name of sessions; its other one is TFRT.
+            runtime=self.metrics.runtime_times(model_name, api, "TF1"),
+            request=self.metrics.request_times(model_name, request_api, self._entrypoint),
+        )
+
+    def failed(self, model_name: str, code: str) -> None:
+        """Count a request that ended with an error; code: gRPC's name.
+
+        A client may invent any number of model names, of any length: the first 256 unknown names are counted
+        separately, cut to 256 characters, all others under "".
+        """
+        names_max = 256
+        name_characters_max = 256
+        if model_name not in self._failed_names:
+            if model_name not in self._configured():
+                model_name = model_name[:name_characters_max] if self._unknown_names < names_max else ""
+                self._unknown_names += model_name not in self._failed_names
+            self._failed_names.add(model_name)
+        self.metrics.request_count(model_name, code)
 
 
 class PendingCall(Generic[_Client]):
@@ -242,7 +275,7 @@ class PendingCall(Generic[_Client]):
         calls, times = self._calls, self._times
         times.runtime.add((time.monotonic_ns() - self.submitted_ns) / 1000)
         if self._examples:
-            calls.counts.examples(times.model_name, self._examples)
+            calls.metrics.example_count(times.model_name, self._examples)
         if calls.is_gone(self._client):
             self.fail(StatusError("CANCELLED", "CANCELLED"))
             return
@@ -302,57 +335,6 @@ class ModelTimes:
     model_name: str
     runtime: Timings
     request: Timings
-
-
-class RequestCounts:
-    """Counts the requests of one front end.
-
-    entrypoint: "REST" or "GRPC", as in TF Serving's metrics; configured: returns the names of the models.
-    """
-
-    def __init__(self, metrics: Metrics, entrypoint: str, configured: Callable[[], Sequence[str]]) -> None:
-        self._metrics = metrics
-        self._entrypoint = entrypoint
-        self._configured = configured
-        self._failed_names: set[str] = set()
-        self._unknown_names = 0  # of them, those that no model had
-
-    def times(self, model_name: str, api: str) -> ModelTimes:
-        """Return the histograms for calls of one API, such as "Predict", on a served model.
-
-        As in TF Serving (predict_util.cc, classifier.cc) request_latency has the API's name in lower case for
-        REST, runtime_latency never.
-        """
-        request_api = api.lower() if self._entrypoint == "REST" else api
-        return ModelTimes(
-            model_name=model_name,
-            # TensorFlow Serving's name of sessions; its other one is TFRT.
-            runtime=self._metrics.runtime_times(model_name, api, "TF1"),
-            request=self._metrics.request_times(model_name, request_api, self._entrypoint),
-        )
-
-    def answered(self, model_name: str) -> None:
-        """Count a successful request that ran no model, such as one for a model's status."""
-        self._metrics.request_count(model_name, "OK")
-
-    def failed(self, model_name: str, code: str) -> None:
-        """Count a request that ended with an error; code: gRPC's name.
-
-        A client may invent any number of model names, of any length: the first 256 unknown names are counted
-        separately, cut to 256 characters, all others under "".
-        """
-        names_max = 256
-        name_characters_max = 256
-        if model_name not in self._failed_names:
-            if model_name not in self._configured():
-                model_name = model_name[:name_characters_max] if self._unknown_names < names_max else ""
-                self._unknown_names += model_name not in self._failed_names
-            self._failed_names.add(model_name)
-        self._metrics.request_count(model_name, code)
-
-    def examples(self, model_name: str, count: int) -> None:
-        """Count the Examples of one request for which the model has returned outputs."""
-        self._metrics.example_count(model_name, count)
 
 
 class LoopPort:

@@ -73,7 +73,7 @@ class InferenceCalls:
             self._pending.refuse(call, name, error)
             return
         examples = len(inputs["inputs"])
-        times = self._pending.counts.times(name, "MultiInference")
+        times = self._pending.times(name, "MultiInference")
 
         def encode(_: Outputs) -> bytes:
             return join.encode(examples)
@@ -110,7 +110,7 @@ class InferenceCalls:
             )
             return bytes(response.SerializeToString())
 
-        times = self._pending.counts.times(name, kind.api)
+        times = self._pending.times(name, kind.api)
         running = PendingCall(self._pending, times, call, started_ns, call.deadline_ns, encode, examples)
         running.submit(servable, signature.name, inputs, outputs)
 

@@ -137,7 +137,7 @@ class PredictCalls:
             defaults=defaults,
             encode=responses.encode,
             refusal=_check_output_filter(plan.output_filter, signature),
-            times=self._pending.counts.times(plan.model_name, "Predict"),
+            times=self._pending.times(plan.model_name, "Predict"),
         )
         if plan.remembered:
             self._bindings.keep(plan, binding)

@@ -292,7 +292,7 @@ class RestCalls:
         binding = _ModelBinding(
             servable=weakref.ref(servable),
             input_name=input_name,
-            times=self._pending.counts.times(servable.name, "Predict"),
+            times=self._pending.times(servable.name, "Predict"),
         )
         return self._bindings.keep(id(servable), binding)
 
@@ -322,7 +322,7 @@ class RestCalls:
         started_ns: int,
     ) -> None:
         encode = _answer_by_row if by_row else _answer_by_column
-        times = self._pending.counts.times(route.model_name, "Predict")
+        times = self._pending.times(route.model_name, "Predict")
         call = self._pending_call(times, respond, started_ns, encode)
         call.submit(servable, name, inputs, None)
 
@@ -356,7 +356,7 @@ class RestCalls:
         output_names = kind.outputs(signature, check_method=self._check_methods)
         inputs = read()
         count = len(inputs["inputs"])
-        times = self._pending.counts.times(route.model_name, kind.api)
+        times = self._pending.times(route.model_name, kind.api)
         call = self._pending_call(
             times, respond, started_ns, lambda outputs: write(kind.result(outputs, count)), count
         )
@@ -375,9 +375,9 @@ class RestCalls:
         try:
             body = answer(self._models, route)
         except StatusError as error:
-            self._pending.counts.failed(route.model_name, error.code)
+            self._pending.failed(route.model_name, error.code)
             raise
-        self._pending.counts.answered(route.model_name)
+        self._pending.metrics.request_count(route.model_name, "OK")
         return body
 
 

@@ -160,7 +160,7 @@ def test_a_request_dies_with_its_answer(ends: str) -> None:
 
     async def scenario() -> None:
         calls = pending_calls(lambda *_: None)
-        times = calls.counts.times("m", "Predict")
+        times = calls.times("m", "Predict")
         call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
         call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
         if ends == "expired before it was submitted":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from batchtune.server.calls.pending_call import RequestCounts
+from batchtune.server.calls.pending_call import PendingCalls
 from batchtune.server.grpc_api.predict import PredictRequests, PredictResponses, decode_inputs
 from batchtune.server.metrics import Metrics
 from batchtune.wire.status import StatusError
@@ -150,7 +151,8 @@ def test_nothing_large_is_kept_of_requests_for_models_that_do_not_exist() -> Non
 
 def test_names_of_models_that_do_not_exist_are_cut_and_hide_none_that_does() -> None:
     metrics = Metrics()
-    counts = RequestCounts(metrics, "GRPC", lambda: ["served"])
+    models, nothing = SimpleNamespace(names=lambda: ["served"]), lambda *_: None
+    counts = PendingCalls(metrics, "GRPC", models, reply=nothing, refuse=nothing, is_gone=nothing)
     for number in range(600):
         counts.failed(f"{number:03}" + "x" * 60_000, "NOT_FOUND")
     assert len(metrics.render()) < 200_000

@@ -89,7 +89,7 @@ class Bench:
         self,
         scenario: Scenario,
         target: Target,
-        fleet: AnyFleet | Mapping[str],
+        fleet: AnyFleet | Mapping[str, AnyFleet],
         *,
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float] = time.monotonic,

@@ -31,6 +31,9 @@ from batchtune.tune.compare.blocks import (
 )
 from batchtune.tune.trials.trial import Trial
 
+HARDLY = 0.05
+"""A gain of batching below this share, however narrow its interval, counts as "hardly"."""
+
 Outcome = Literal["different", "not distinguishable", "client-limited", "not measured"]
 Helps = Literal["yes", "hardly", "no", "not distinguishable", "client-limited", "not measured"]
 
@@ -210,8 +213,7 @@ def _helps(pair: Pair) -> Helps:
     gain = 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
     if gain < 1.0:
         return "no"
-    # A gain below a twentieth counts as "hardly", however narrow its interval.
-    return "yes" if gain >= 1.05 else "hardly"
+    return "yes" if gain >= 1.0 + HARDLY else "hardly"
 
 
 # The noise floor: the smallest change that can be detected on this machine, from one configuration compared with

@@ -92,7 +92,7 @@ FAILURES_TO_END = 6
 def sweep(
     scenario: Scenario,
     target: Target,
-    fleet: AnyFleet | Mapping[str],
+    fleet: AnyFleet | Mapping[str, AnyFleet],
     *,
     finished: Sequence[Trial] = (),
     watcher: Watcher = NOBODY,

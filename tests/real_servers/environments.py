@@ -25,7 +25,7 @@ class Served:
 
 SERVERS = {
     "litserve": Served(("litserve==0.2.19",), "litserve_app.py", "clock starts when a worker becomes free"),
-    "bentoml": Served(("bentoml==1.4.40",), "bentoml_app.py:Service", "no waiting time"),
+    "bentoml": Served(("bentoml==1.4.40",), "bentoml_app.py:Service", "not a waiting time"),
     "mlserver": Served(
         ("mlserver==1.7.1", "uvloop<0.22"), "mlserver_app.py:Model", "not the size of a batch"
     ),

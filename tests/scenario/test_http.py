@@ -19,6 +19,7 @@ from batchtune.scenario.places import filled, values_at, with_values
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import reference_configurations
+from tests.real_servers.environments import SERVERS
 
 
 def scenario(request: Any = None, target: Any = None, **parts: Any) -> Scenario:
@@ -166,6 +167,13 @@ def test_each_server_has_a_scenario_that_needs_no_change(server: str, app: str) 
     assert asked.target.install, "the packages, or the image, that an error names if it is not installed"
     tried = {name: space.values for name, space in asked.search.space.items()}
     assert asked.target.traps_of(tried) or not asked.target.traps or "max_latency_ms" in asked.target.traps
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_trap_that_a_real_sweep_must_name_is_the_preset_s(server: str, app: str) -> None:
+    argument = "org/model" if SERVERS[server].writes_app else app
+    traps = parse_scenario(server_scenario(server, argument), source=server).target.traps
+    assert SERVERS[server].trap in " ".join(traps.values())
 
 
 def test_a_trap_is_told_where_its_parameter_is_set_and_only_there(app: str) -> None:

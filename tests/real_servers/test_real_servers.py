@@ -151,7 +151,7 @@ def test_a_server_that_runs_is_attached_to_by_its_address_and_put_back(
     path = programs(server)
     with running(server, path, tmp_path) as (address, file):
         before = has_now(server, address, file)
-        sweep = ["sweep", address, "--slo-p95", "200ms", "--budget", "20s"]
+        sweep = ["sweep", address, "--slo-p95", "5s", "--budget", "20s"]  # kept on a busy machine too
         done = batchtune(path, tmp_path, *sweep, "--json")
         assert done.returncode in (0, 3, 5), done.stderr
         answer = json.loads(done.stdout)

@@ -340,8 +340,8 @@ def record_lines(record: TrackRecord) -> list[str]:
     failures = f"Failures: {record.failures}"
     if record.failures:
         failures += (
-            f"; a later check of the same commit confirmed {record.confirmed} and dismissed {record.dismissed}, "
-            f"{again} {'was' if again == 1 else 'were'} not checked again"
+            f" ({record.confirmed} confirmed and {record.dismissed} dismissed by a later check of the same commit, "
+            f"{again} not checked again)"
         )
     if not record.unchanged:
         return [f"{failures}.", "False alarms: unknown; no check compared two equal sides."]

@@ -30,7 +30,7 @@ def print_answer(
     not wrapped.
 
     `run`: line that names the run, None where the user named it. `next_step`: command that would confirm an
-    open answer. `offer`: options for a longer search. `deployment`: command that serves it, None where
+    open answer. `offer`: command for a longer search. `deployment`: command that serves it, None where
     another dialect follows. `why`: command that prints the whole argument.
     """
 
@@ -61,7 +61,8 @@ def print_answer(
     failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code == "some_failed")
     warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
     tell("Warning", *filter(None, [" ".join(warnings)]))
-    commands = {"confirm": next_step, "deploy": deployment, "explain": why}
+    search = offer if chosen.established and chosen.may_find_more else None
+    commands = {"confirm": next_step, "deploy": deployment, "search": search, "explain": why}
     tell("Next", *_steps(commands), whole=True)
 
 
@@ -163,7 +164,8 @@ def print_recommendation(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
         )
     tables.print_text(*marks.lines(), indent="    ")
-    commands = {"Confirm": next_step, "Deploy": deployment}
+    search = offer if chosen.established and chosen.may_find_more else None
+    commands = {"Confirm": next_step, "Deploy": deployment, "Search": search}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
     tables.print_text(*shown, whole=True)
 

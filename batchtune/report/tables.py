@@ -21,12 +21,12 @@ def interval(estimate: Estimate | None, *, scale: float = 1.0) -> str:
     """Write an estimate as `value [low, high]`, each times `scale`, with three digits; None: `–`.
 
     Without an interval the value alone; without an upper end `value [≥ low]`; with an infinite value, as
-    where too many requests failed, `≥ low`.
+    where too many requests failed, `≥ low` or `unbounded`.
     """
     if estimate is None:
         return "–"
     if math.isinf(estimate.value):
-        return f"≥ {three_digits(estimate.low * scale)}" if math.isfinite(estimate.low) else "–"
+        return f"≥ {three_digits(estimate.low * scale)}" if math.isfinite(estimate.low) else "unbounded"
     if math.isinf(estimate.high) and math.isfinite(estimate.low):
         return f"{three_digits(estimate.value * scale)} [≥ {three_digits(estimate.low * scale)}]"
     if not (math.isfinite(estimate.low) or math.isfinite(estimate.high)):

@@ -512,10 +512,10 @@ def _met(chosen: Recommendation) -> str:
 
 
 def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
-    """Yield a sentence that a longer search may find more, with `offer`, the options for it; nothing where
-    the answer is not confirmed."""
+    """Yield a sentence that a longer search may find more, by the command `offer`, which is shown under its
+    label; nothing where the answer is not confirmed."""
     if chosen.established and chosen.may_find_more:
-        yield "A longer search may find more" + (f": `{offer}`." if offer else ".")
+        yield "A longer search may find more" + (": see `search`." if offer else ".")
 
 
 def _confirmed(chosen: Recommendation) -> tuple[int, int]:
@@ -571,8 +571,8 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return the text with its first letter as a capital."""
-    return f"{text[:1].upper()}{text[1:]}"
+    """Return the text with its first letter as a capital, unless it begins with a parameter's name."""
+    return text if "=" in text.partition(" ")[0] else f"{text[:1].upper()}{text[1:]}"
 
 
 def requests_text(rows: float | None) -> str:

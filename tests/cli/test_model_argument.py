@@ -216,7 +216,7 @@ def test_a_model_alone_makes_a_scenario_that_can_be_read_again(emulated: Path) -
     assert (scenario.name, scenario.target.model) == ("my-model", str(emulated))
     assert (scenario.objective, scenario.load.arrivals) == ("capacity", "poisson")
     assert scenario.search.budget.time_s == 90.0
-    assert said == [f"looking at {emulated}: launching the server"]
+    assert said == [f"inspecting {emulated}: launching the server"]
     assert looked.notes == ()
     assert parse_scenario(format_scenario(scenario)) == scenario
     assert not list(emulated.glob("1"))

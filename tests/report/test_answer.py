@@ -15,7 +15,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import as_text, coded
 from batchtune.report.findings import advice_of
 from batchtune.report.recommendation_text import print_answer
-from batchtune.report.words import capacity_text, capitalised, gain_text
+from batchtune.report.words import capacity_text, capitalised, gain_text, sentence
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, Recommendation
@@ -220,9 +220,11 @@ def test_without_a_latency_limit_runs_are_judged_by_their_errors_and_no_slo_is_n
 
 
 def test_a_longer_search_is_an_offer_where_nothing_is_open(chosen: Recommendation) -> None:
-    text = said(replace(chosen, may_find_more=True), offer="--resume R --budget 3m")
-    assert "10 %. A longer search may find more: `--resume R --budget 3m`." in text
-    assert "may find more" not in said(chosen, offer="--budget 3m")
+    command = "batchtune sweep R/scenario.yaml --resume R --budget 3m"
+    text = said(replace(chosen, may_find_more=True), offer=command)
+    assert "10 %. A longer search may find more: see `search`." in text
+    assert f" search {command}" in text
+    assert command not in said(chosen, offer=command)
 
 
 @pytest.mark.parametrize(
@@ -343,3 +345,8 @@ def test_configurations_that_answer_alike_are_told_where_nobody_read_them_back(
     ]
     text = said(recommend(trials, scenario=scenario), scenario=scenario)
     assert ("Warning All configurations answer alike, whatever their size" in text) is ignored
+
+
+def test_a_parameter_keeps_its_case_at_the_head_of_a_sentence() -> None:
+    assert sentence("max_batch_size=16 may be better") == "max_batch_size=16 may be better."
+    assert sentence("no rate was clearly missed") == "No rate was clearly missed."

@@ -187,3 +187,19 @@ def test_a_scenario_named_as_a_script_is_harmless(browser: Page, tmp_path: Path)
     assert browser.evaluate("window.hacked === undefined")
     assert EVIL in browser.evaluate("document.querySelector('h1').textContent")
     assert browser.problems == []
+
+
+def test_a_phone_shows_logarithmic_axes_and_whole_words_of_commands(browser: Page, run: Run) -> None:
+    browser.open(write_report(run), width=390, height=844)
+    decades = browser.evaluate(
+        "[...document.querySelectorAll('.plot')].map((plot) => plot._fullLayout.yaxis)"
+        ".filter((axis) => axis && axis.type === 'log').map((axis) => Math.abs(axis.range[1] - axis.range[0]))"
+    )
+    assert all(span < 6 for span in decades), decades
+    broken = browser.evaluate(
+        "[...document.querySelectorAll('.command code')].flatMap((code) => {"
+        " const range = document.createRange(), node = (at) => document.createTreeWalker(code, 4);"
+        " return [...code.querySelectorAll('span.word')].filter((word) => word.textContent.length < 30"
+        " && word.getClientRects().length > 1).map((word) => word.textContent); })"
+    )
+    assert broken == []

@@ -163,7 +163,10 @@ def test_an_answer_that_is_not_established_is_amber_where_it_says_what_to_deploy
     assert re.search(r'<section class="answer open">\s*<h2>What to deploy\?', text)
     first_screen = text.split('id="why"')[0]
     assert "Confirmed" not in first_screen
-    step, deploy = re.findall(r'<div class="command">.*?<code>(.*?)</code>', first_screen)
+    step, deploy = (
+        re.sub("<.*?>", "", code)
+        for code in re.findall(r'<div class="command">.*?<code>(.*?)</code>', first_screen)
+    )
     assert step.startswith("batchtune sweep ")
     assert " --resume " in step
     assert deploy.startswith("batchtune-model-server ")

@@ -82,7 +82,7 @@ def look_at(
     """
 
     def asked(scenario: Scenario) -> tuple[Signature, FirstTries]:
-        say(f"looking at {model}: launching the server")
+        say(f"inspecting {model}: launching the server")
         with target_of(scenario, on_event=say) as target:
             target.apply(Configuration(batching=None))
             signature = target.signature(scenario.request.signature)

@@ -149,8 +149,8 @@ def conclude(
     if write is not None:
         _write(write, text, beside=server_files(write, chosen, scenario.target.models))
     asked = None if own else slo
-    step = None if chosen.established else to_establish(run, scenario, trials, asked=asked)
-    offer = f"--resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
+    offer = to_establish(run, scenario, trials, asked=asked)
+    step = None if chosen.established else offer
     if json:
         document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
         print(json_text.dumps(document, indent=2, allow_nan=False))

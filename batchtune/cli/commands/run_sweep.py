@@ -90,7 +90,7 @@ def run_sweep(
     code = _concluded(current, why=why, json=json)
     if isinstance(path, ScenarioText) and current.run is not None:
         kept = current.run.path / SCENARIO
-        print(f"the scenario that ran: {kept} (copy it, and go on from there)", file=sys.stderr)
+        print(f"the scenario that ran: {kept} (copy it to change the sweep)", file=sys.stderr)
     return code
 
 

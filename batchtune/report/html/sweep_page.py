@@ -342,6 +342,7 @@ def _gain(chosen: Recommendation) -> Fact:
         question="What does it gain?",
         headline=first.removesuffix("."),
         lines=(*others, words.figures_sentence(chosen)),
+        tone="" if chosen.established else "open",
     )
 
 

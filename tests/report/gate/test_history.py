@@ -85,7 +85,7 @@ def test_it_says_how_many_failures_were_confirmed_or_dismissed_later():
     assert (record.failures, record.confirmed, record.dismissed) == (5, 1, 1)
     (told, alarms) = record_lines(record)
     assert told == (
-        "Failures: 5; a later check of the same commit confirmed 1 and dismissed 1, 3 were not checked again."
+        "Failures: 5 (1 confirmed and 1 dismissed by a later check of the same commit, 3 not checked again)."
     )
     assert alarms == "False alarms: unknown; no check compared two equal sides."
 

@@ -206,7 +206,7 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
         data.append(drawn)
     layout: dict[str, Any] = {
         "xaxis": drawing.axis(
-            "share of the requests that are faster, %",
+            "requests that are faster, %",
             type="log",
             tickvals=[1.0 / (1.0 - share) for share in ticks],
             ticktext=[f"{100 * share:g}" for share in ticks],

@@ -43,7 +43,7 @@
         drawn[key] = { gridcolor: grid, zerolinecolor: grid, linecolor: muted, tickcolor: muted, ...given };
         const few = narrow || (onPaper && drawn.grid);
         if (drawn[key].type === "log" && !drawn[key].tickvals) Object.assign(drawn[key], ticks(span, few));
-        if (narrow && key === "yaxis" && drawn[key].ticktext) {
+        if (narrow && key === "yaxis" && (layout.yaxis || {}).ticktext) {
           // names above their bars: beside them they would take most of the width
           drawn.annotations = drawn[key].ticktext.map((text, at) => ({
             text, x: 0, xref: "x domain", xanchor: "left", y: drawn[key].tickvals[at], yshift: 13, showarrow: false,

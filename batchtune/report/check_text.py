@@ -256,15 +256,11 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
 
 
 def _state_text(finding: Finding) -> str:
-    match finding.state, finding.confirmed:
-        case "regressed", True:
-            return "REGRESSED, confirmed"
-        case "regressed", None:
-            return "REGRESSED"
-        case state, False:
-            return f"{STATES.get(state, state)}: not confirmed"
-        case state, _:
-            return STATES.get(state, state)
+    shown = "REGRESSED" if finding.state == "regressed" else STATES.get(finding.state, finding.state)
+    if finding.confirmed is not None:
+        return f"{shown}, confirmed" if finding.confirmed else f"{shown}: not confirmed"
+    only_once = finding.state == "open" and finding.worsening.low > finding.gate.limit
+    return f"{shown}: seen once" if only_once else shown
 
 
 def _telling(conclusion: Conclusion) -> Sequence[Finding]:

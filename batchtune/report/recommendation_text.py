@@ -61,8 +61,7 @@ def print_answer(
     failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code == "some_failed")
     warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
     tell("Warning", *filter(None, [" ".join(warnings)]))
-    search = offer if chosen.established and chosen.may_find_more else None
-    commands = {"confirm": next_step, "deploy": deployment, "search": search, "explain": why}
+    commands = {"confirm": next_step, "deploy": deployment, "search": offer, "explain": why}
     tell("Next", *_steps(commands), whole=True)
 
 
@@ -164,8 +163,7 @@ def print_recommendation(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
         )
     tables.print_text(*marks.lines(), indent="    ")
-    search = offer if chosen.established and chosen.may_find_more else None
-    commands = {"Confirm": next_step, "Deploy": deployment, "Search": search}
+    commands = {"Confirm": next_step, "Deploy": deployment, "Search": offer}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
     tables.print_text(*shown, whole=True)
 

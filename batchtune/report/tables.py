@@ -71,7 +71,7 @@ def latency(estimate: Estimate | None) -> str:
     told_s = estimate.value if math.isfinite(estimate.value) else estimate.low
     unit, scale = ("s", 1.0) if math.isfinite(told_s) and abs(told_s) >= 0.9995 else ("ms", 1e3)
     text = interval(estimate, scale=scale)
-    return text if text == "–" else f"{text} {unit}"
+    return text if text in ("–", "unbounded") else f"{text} {unit}"
 
 
 _GAP: Final = 2

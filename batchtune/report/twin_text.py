@@ -152,11 +152,11 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
     if measured.missed_rps is None:
         ends, text = f"{held}/s and more", f"one replica met the SLO at {held}/s; no rate missed it"
     elif measured.held_rps:
-        ends, text = f"{held}-{missed}/s", f"one replica met the SLO at {held}/s; it serves below {missed}/s"
+        ends, text = f"{held}-{missed}/s", f"one replica met the SLO at {held}/s; capacity below {missed}/s"
     else:
         ends, text = (
             f"0-{missed}/s",
-            f"no run at a fixed rate met the SLO; one replica serves below {missed}/s",
+            f"no run at a fixed rate met the SLO; capacity of one replica below {missed}/s",
         )
     if measured.hold(twin_rps):
         return text

@@ -252,7 +252,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
     _, text, _ = ask(*words, root=capacity_run)
-    assert "Measured: one replica met the SLO at 4,000/s; it serves below 6,500/s." in " ".join(text.split())
+    assert "Measured: one replica met the SLO at 4,000/s; capacity below 6,500/s." in " ".join(text.split())
 
 
 @pytest.mark.parametrize("slower", [0.2, 5.0])
@@ -286,28 +286,28 @@ def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
             0.0,
             1e3,
             800.0,
-            "no run at a fixed rate met the SLO; one replica serves below 1,000/s",
+            "no run at a fixed rate met the SLO; capacity of one replica below 1,000/s",
             "",
         ),
         (
             0.0,
             1e3,
             5e3,
-            "no run at a fixed rate met the SLO; one replica serves below 1,000/s",
+            "no run at a fixed rate met the SLO; capacity of one replica below 1,000/s",
             "0-1,000/s",
         ),
         (
             9340.0,
             11.2e3,
             1e4,
-            "one replica met the SLO at 9,340/s; it serves below 11,200/s",
+            "one replica met the SLO at 9,340/s; capacity below 11,200/s",
             "",
         ),
         (
             9340.0,
             11.2e3,
             36.7e3,
-            "one replica met the SLO at 9,340/s; it serves below 11,200/s",
+            "one replica met the SLO at 9,340/s; capacity below 11,200/s",
             "9,340-11,200/s",
         ),
     ],

@@ -522,7 +522,7 @@ def test_pressure_is_that_of_our_control_group_or_of_cpus_that_are_all_ours(tmp_
     assert (told.pressed, told.pressure_s) == ("our control group", 0.5)
     later = replace(told, monotonic_s=told.monotonic_s + 1.0, pressure_s=1.4)
     [caveat] = noise_between(told, later).caveats()
-    assert text_of(caveat) == "something in our control group had to wait for a free CPU 90 % of the time"
+    assert text_of(caveat) == "processes in our control group waited for a free CPU 90 % of the time"
 
 
 def test_the_host_guard_learns_the_sessions_canary() -> None:

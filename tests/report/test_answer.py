@@ -224,7 +224,7 @@ def test_a_longer_search_is_an_offer_where_nothing_is_open(chosen: Recommendatio
     text = said(replace(chosen, may_find_more=True), offer=command)
     assert "10 %. A longer search may find more: see `search`." in text
     assert f" search {command}" in text
-    assert command not in said(chosen, offer=command)
+    assert "may find more" not in said(chosen)
 
 
 @pytest.mark.parametrize(

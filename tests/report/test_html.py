@@ -148,7 +148,7 @@ def test_where_nothing_meets_the_slo_the_page_says_why_once_and_shows_what_was_t
     shown = text[: text.index('id="document"')]
     assert len(re.findall("configuration of 4 measured meets", shown)) == 1
     assert "Nothing meets the SLO" in shown
-    assert "What came nearest?" in shown
+    assert "What came nearest under load?" in shown
     figures = document_of(text)["figures"]
     assert {"brackets", "pareto", "space", "history"} <= set(figures)
     names = [trace.get("name") for trace in figures["pareto"]["data"]]

@@ -85,7 +85,7 @@ def test_what_all_configurations_have_in_common_stands_below_the_table():
         (0.0066, 0.006, 0.0075, "6.60 [6.00, 7.50] ms"),
         (0.0066, 0.006, math.inf, "6.60 [≥ 6.00] ms"),
         (math.inf, 0.5, math.inf, "≥ 500 ms"),
-        (math.inf, math.inf, math.inf, "–"),
+        (math.inf, math.inf, math.inf, "unbounded"),
         (1.5, -math.inf, math.inf, "1.50 s"),
         (1.5, math.nan, math.nan, "1.50 s"),
     ],

@@ -149,8 +149,9 @@ def conclude(
     if write is not None:
         _write(write, text, beside=server_files(write, chosen, scenario.target.models))
     asked = None if own else slo
-    offer = to_establish(run, scenario, trials, asked=asked)
-    step = None if chosen.established else offer
+    longer = to_establish(run, scenario, trials, asked=asked)
+    step = None if chosen.established else longer
+    offer = longer if chosen.established and chosen.may_find_more else None
     if json:
         document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
         print(json_text.dumps(document, indent=2, allow_nan=False))

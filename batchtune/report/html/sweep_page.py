@@ -313,12 +313,12 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
     do."""
     tried = counted(len(account.tried), "configuration")
     trials = f"{counted(len(account.trials), 'trial')}; all of them are below."
-    nearest = Fact(question="What came nearest?", headline="–", lines=("No trial has a figure.",))
+    nearest = Fact(question="What came nearest under load?", headline="–", lines=("No trial has a figure.",))
     if account.tried:
         first = account.tried[0]
         name = words.name_without_parameters(first.configuration)
         nearest = Fact(
-            question="What came nearest?",
+            question="What came nearest under load?",
             headline="Batching with" if name is None else words.capitalised(name),
             pairs=tuple(words.parameters_of(first.configuration)),
             lines=(f"{contender_figures.told(first, account)}.",),

@@ -141,3 +141,14 @@ def test_each_verdict_has_its_exit_code(verdict, code):
 def test_a_figure_that_nobody_measured_is_told():
     gates = [Gate(metric="p95", margin=0.02), Gate(metric="gpu", margin=0.02)]
     assert "not measured" in printed(account(judge_fixed(gates, slower_blocks())))
+
+
+def test_a_figure_that_only_the_confirmation_flags_is_undecided_and_says_that_it_was_seen_once():
+    done = regressed()
+    once = replace(done, findings=tuple(replace(finding, state="open") for finding in done.findings))
+    lines = printed(account(once)).splitlines()
+    (slower,) = (line for line in lines if line.startswith("p95 ms"))
+    (alike,) = (line for line in lines if line.startswith("CPU"))
+    assert slower.endswith("undecided: seen once")
+    assert "undecided" in alike
+    assert "seen once" not in alike

@@ -155,7 +155,7 @@ def test_a_worker_of_no_request_sends_none() -> None:
 
 FAULTS = [
     ({"dies_after_s": 0.5}, "load worker 1 on node-1: its node is gone"),
-    ({"jump_ns": 20 * MS}, "load worker 1 on node-1: its clock was set or held under the load"),
+    ({"jump_ns": 20 * MS}, "load worker 1 on node-1: its clock was set or stopped under the load"),
     ({"silent": True}, "load worker 1 on node-1: it does not report back"),
 ]
 

@@ -163,7 +163,7 @@ def print_recommendation(
             f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
         )
     tables.print_text(*marks.lines(), indent="    ")
-    commands = {"Confirm": next_step, "Deploy": deployment, "Search": offer}
+    commands = {"Confirm": next_step, "Search": offer, "Deploy": deployment}
     shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
     tables.print_text(*shown, whole=True)
 

@@ -412,10 +412,12 @@ class Contenders:
         """Whether a configuration that is no point of the space can be the answer.
 
         Always in a space that batchtune proposed; in one that the user wrote, between the ends of its ranges. What
-        runs now can always be, and the rule's point with strategy rule.
+        runs now can always be, the defaults that a scenario of kind http states, and the rule's point with strategy
+        rule.
         """
         search = self._scenario.search
-        asked_for = source in ("present", search.strategy)
+        stated: Source = "defaults" if self._scenario.target.defaults else "present"
+        asked_for = source in ("present", stated, search.strategy)
         return search.grow or asked_for or lies_inside(configuration, self._scenario)
 
 

@@ -105,6 +105,24 @@ def test_a_written_space_excludes_what_lies_outside_and_a_guessed_one_nothing() 
     assert alone.overlaid(wanted, "rule") in list(alone)
 
 
+def test_defaults_that_a_scenario_states_can_be_the_answer_outside_the_space() -> None:
+    target = {
+        "kind": "http",
+        "url": "http://127.0.0.1:1/",
+        "set": {"flag": {"size": "--size", "wait_s": "--wait"}},
+        "launch": ["serve"],
+        "means": {"rows": "size", "wait_s": "wait_s"},
+        "defaults": {"size": 10, "wait_s": 0.01},
+    }
+    space = {"size": [1, 4, 8], "wait_s": [0, 0.005]}
+    asked = scenario_of(target=target, request={"body": {"x": 1}}, search={"space": space})
+    contenders = Contenders(asked)
+    defaults = contenders.of("defaults")
+    assert defaults in list(contenders)
+    other = contenders.add(asked.configuration({"size": 6, "wait_s": 0}), "rule")
+    assert other not in list(contenders)
+
+
 def test_points_with_words_and_the_switch_lie_inside_their_own_space() -> None:
     space = {"max_batch_size": [4, 8], "allowed_batch_sizes": ["powers_of_two", "none"]}
     contenders = Contenders(scenario_of(search={"space": {**space, "enable_batching": [True, False]}}))

@@ -27,7 +27,7 @@ from batchtune.plain_values import Coded
 from batchtune.scenario.spec.workload import Protocol
 from batchtune.system import control_groups, schedulable_cpus
 
-Touches = Literal["latency", "throughput", "server", "everything"]
+Touches = Literal["latency", "throughput", "tokens", "server", "everything"]
 
 CLIENT_CODES: Final = frozenset(
     {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit", "worker_slow"}
@@ -50,6 +50,8 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "warm_up_short": "everything",
     "requests_cut": "everything",
     "thinned": "everything",
+    "tokens_untold": "tokens",
+    "answers_whole": "latency",
     "stopped_early": "everything",
     "emulated_device": "everything",
     "batched_twice": "everything",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.load.samples import Samples, Status
+from batchtune.load.samples import Samples, Status, Streams
 from batchtune.measure.caveats import (
     CLIENT_CODES,
     HOST_CODES,
@@ -265,11 +265,12 @@ def _margins(allowed_miss_ratio: float) -> Iterator[float]:
 class TokenFigures:
     """Figures of streamed answers, from the token counts (`usage`) that the server sends with them."""
 
-    # Output tokens per second of the good answers that ended in the window.
+    # Output tokens per second of the good answers that ended in the window, scaled up from those with token
+    # counts; UNDEFINED where no answer has output tokens.
     output_per_s: Estimate
-    # Mean tokens of a prompt, over the good answers due in the window; nan without any.
+    # Mean tokens of a prompt, over the good answers due in the window with token counts; nan without any.
     prompt_mean: float
-    # Mean tokens of an answer, over the same answers; nan without any.
+    # Mean tokens of an answer, over the same answers; nan without any, and where none has output tokens.
     output_mean: float
     # Share of all good answers for which the server sent no token counts.
     untold_ratio: float
@@ -392,6 +393,7 @@ def measure(
     rows = samples.rows[good].astype(np.float64)
     throughput_rps = rate_estimate(done_ns, ends, weights=np.full(len(done_ns), float(one_in)))
     errors = error_counts(samples, window)
+    tokens = None if samples.streams is None else _tokens(samples, good, window)
     noted = (
         *client_caveats(
             client, limit_s=limit_s, rate_rps=throughput_rps.value, client_max_rps=client_max_rps
@@ -399,6 +401,7 @@ def measure(
         *worker_caveats(samples, window, limit_s=limit_s),
         *_own_caveats(run, window, errors),
         *_thinned_caveats(samples),
+        *_token_caveats(samples.streams, tokens),
         *_server_caveats(activity),
         *notes,
     )
@@ -428,7 +431,7 @@ def measure(
         verdict_reason=reason,
         caveats=distrust,
         endpoints=endpoints,
-        tokens=None if samples.streams is None else _tokens(samples, good, window),
+        tokens=tokens,
     )
 
 
@@ -467,15 +470,31 @@ def _tokens(samples: Samples, good: NDArray[np.bool_], window: Window) -> TokenF
     if streams is None:
         raise ValueError("only streamed answers have tokens")
     has_usage = good & (streams.prompt_tokens + streams.output_tokens > 0)
-    counted = good & window.holds(samples.due_ns)
+    counted = has_usage & window.holds(samples.due_ns)
     ends = (window.start_ns, window.end_ns)
-    weights = samples.one_in * streams.output_tokens[good].astype(np.float64)
-    return TokenFigures(
-        output_per_s=rate_estimate(samples.done_ns[good], ends, weights=weights),
-        prompt_mean=_mean(streams.prompt_tokens[counted]),
-        output_mean=_mean(streams.output_tokens[counted]),
-        untold_ratio=1.0 - float(has_usage.sum()) / max(int(good.sum()), 1),
+    output_tokens = streams.output_tokens[has_usage]
+    answers_per_usage = int(good.sum()) / max(len(output_tokens), 1)
+    rate = rate_estimate(
+        samples.done_ns[has_usage], ends, weights=samples.one_in * answers_per_usage * output_tokens
     )
+    has_output = bool(output_tokens.any())
+    return TokenFigures(
+        output_per_s=rate if has_output else UNDEFINED,
+        prompt_mean=_mean(streams.prompt_tokens[counted]),
+        output_mean=_mean(streams.output_tokens[counted]) if has_output else math.nan,
+        untold_ratio=float((good & ~has_usage).sum()) / max(int(good.sum()), 1),
+    )
+
+
+def _token_caveats(streams: Streams | None, tokens: TokenFigures | None) -> list[Coded]:
+    if streams is None or tokens is None:
+        return []
+    caveats = []
+    if tokens.untold_ratio:
+        caveats.append(caveat("tokens_untold", untold_ratio=tokens.untold_ratio))
+    if tokens.output_mean > 1.5 and not len(streams.gaps_ns):
+        caveats.append(caveat("answers_whole"))
+    return caveats
 
 
 def _mean(values: NDArray[np.int64]) -> float:

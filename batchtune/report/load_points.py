@@ -29,7 +29,7 @@ _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]
     "requests/s": ("throughput", lambda measured: tables.interval(measured.throughput_rps)),
     "goodput /s": ("throughput", lambda measured: rounded(measured.goodput_rps)),
     "tokens/s": (
-        "throughput",
+        "tokens",
         lambda measured: rounded(None if measured.tokens is None else measured.tokens.output_per_s.value),
     ),
     "rows/s": ("throughput", lambda measured: rounded(measured.throughput_rows_per_s.value)),

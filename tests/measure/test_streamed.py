@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from batchtune.load.samples import NEVER_NS, Samples, Status, Streams
 from batchtune.measure.measurement import measure
 from batchtune.measure.slo import limits_of, primary_limit
+from batchtune.report.findings import text_of
 from batchtune.scenario.spec.check import SloSpec, limit_words
 
 MS = 1_000_000
@@ -118,6 +120,55 @@ def test_an_answer_without_tokens_counts_neither_as_fast_nor_as_slow_between_the
     assert math.isnan(run.latency_s["itl_p99"].value)
     assert run.verdict == "UNSURE"
     assert NEVER_NS not in empty.first_byte_ns
+
+
+def with_usage(output_tokens: Any, prompt_tokens: Any = None, **values: Any) -> Samples:
+    """Requests whose answers have these token counts, 0 where the server sent none."""
+    samples = streams()
+    counts = np.broadcast_to(np.asarray(output_tokens, dtype=np.int64), COUNT)
+    prompts = counts if prompt_tokens is None else np.full(COUNT, prompt_tokens)
+    assert samples.streams is not None
+    return replace(
+        samples, streams=replace(samples.streams, output_tokens=counts, prompt_tokens=prompts, **values)
+    )
+
+
+def caveats(run: Any) -> dict[str, str]:
+    return {caveat.code: text_of(caveat) for caveat in run.caveats}
+
+
+def test_answers_without_usage_count_neither_in_means_nor_as_no_tokens_of_the_rate() -> None:
+    run = measured(with_usage(np.where(np.arange(COUNT) % 2, 7, 0)))
+    assert run.tokens.output_mean == 7.0
+    assert run.tokens.prompt_mean == 7.0
+    assert run.tokens.output_per_s.value == pytest.approx(7 * 1000, rel=0.05)
+    assert "50 % of the answers" in caveats(run)["tokens_untold"]
+    assert "tokens_untold" not in caveats(measured(streams()))
+
+
+def test_without_any_usage_there_are_no_token_figures() -> None:
+    run = measured(with_usage(0))
+    assert math.isnan(run.tokens.output_per_s.value)
+    assert math.isnan(run.tokens.output_mean)
+    assert math.isnan(run.tokens.prompt_mean)
+    assert "tokens_untold" in caveats(run)
+    assert "tokens_untold" not in caveats(measured(streams(failed=COUNT)))
+
+
+def test_embeddings_have_tokens_of_prompts_only() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    run = measured(with_usage(0, prompt_tokens=9, gaps_ns=none, gap_ended_ns=none))
+    assert run.tokens.prompt_mean == 9.0
+    assert math.isnan(run.tokens.output_per_s.value)
+    assert caveats(run).keys().isdisjoint({"tokens_untold", "answers_whole"})
+
+
+def test_answers_of_many_tokens_in_one_piece_were_not_streamed() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    run = measured(with_usage(7, gaps_ns=none, gap_ended_ns=none), ttft_p95="20ms", itl_p99="8ms")
+    assert "stream: true" in caveats(run)["answers_whole"]
+    assert "answers_whole" not in caveats(measured(streams()))
+    assert "answers_whole" not in caveats(measured(with_usage(1, gaps_ns=none, gap_ended_ns=none)))
 
 
 def test_e2e_is_a_name_for_whole_answers_and_the_watched_limit_is_the_first() -> None:

@@ -375,6 +375,11 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     runs = capacity.held + capacity.missed
     if capacity.by_loops:
         how = "by closed loops alone"
+    elif capacity.search_rps is not None:
+        share = percentage(capacity.held_rps / capacity.search_rps)
+        how = f"is {share} of the {rounded(capacity.search_rps)}/s that the search met"
+        if runs:
+            how += f"; {capacity.held} of {counted(runs, 'confirmation run')} at it or more met the SLO"
     elif not runs:
         how = "by the search alone"
     else:
@@ -456,7 +461,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
         case "unconfirmed":
             runs = counted(question.held + question.missed, "confirmation run")
             if not question.held + question.missed:
-                return "no confirmation run was made"
+                at = "" if chosen.capacity is None else f" at {rounded(chosen.capacity.held_rps)}/s or more"
+                return f"no confirmation run was made{at}"
             if not question.missed:
                 return f"only {runs} {met}, {FRESH} are needed"
             return f"only {question.held} of {runs} {met}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
@@ -51,9 +52,12 @@ class Capacities:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """Return (held, missed) of a contender's bracket, requests/s: the rate stated as held (0: none), and
+        """Return (held, missed) of a contender's bracket as it is stated, requests/s: the rate held (0: none), and
         the lowest missed (inf: none is known)."""
-        return self.value(contender), max(self.search.upper(contender), self.value(contender))
+        said = self.capacity(contender)
+        if said is None:
+            return 0.0, max(self.search.upper(contender), 0.0)
+        return said.held_rps, math.inf if said.missed_rps is None else said.missed_rps
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the ratio of the capacities, ours over the other's, with an interval by the ends of both
@@ -80,7 +84,7 @@ class Capacities:
         are confirmation runs.
 
         Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less; without
-        any, the runs that held the highest rate; else those that held in closed loops; else all.
+        any, the runs that held the highest rate, and those that missed it or less; else those that held in closed loops; else all.
         """
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [run for run in bracket.open_runs if run.fresh]
@@ -94,12 +98,20 @@ class Capacities:
         held = [run for run in bracket.open_runs if run.held]
         highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
         runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]
+        runs += [
+            run for run in bracket.open_runs if not run.held and (run.rate_rps or 0.0) <= 1.001 * highest
+        ]
         runs = runs or [run for run in contender.runs if run.held] or list(contender.runs)
         return runs, sum(run.fresh for run in runs)
 
     def capacity(self, contender: Contender) -> Capacity | None:
         """Return the capacity that is stated for a contender; None: its runs say nothing about it."""
-        return stated_capacity(contender.bracket, self.search.scenario.slo.stream_limits())
+        said = stated_capacity(contender.bracket, self.search.scenario.slo.stream_limits())
+        if said is None or said.held_rps:
+            return said
+        upper_rps = self.search.upper(contender)
+        is_closer = upper_rps < (said.missed_rps or math.inf)
+        return replace(said, missed_rps=upper_rps, is_bound=True) if is_closer else said
 
     def is_established(self, contender: Contender) -> bool:
         """Whether no question would be open if this contender were recommended."""
@@ -114,7 +126,8 @@ class Capacities:
             return [OpenQuestion(code="no_run")]
         questions = []
         if bracket.confirmed_rps < stated:
-            held, missed = bracket.held(stated, fresh=True), bracket.missed(stated, fresh=True)
+            said = self.capacity(chosen)
+            held, missed = (0, 0) if said is None else (said.held, said.missed)
             questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         high = bracket.stated_missed_rps / stated
         if high > WIDEST:

@@ -71,11 +71,12 @@ class Capacity:
     """The capacity of a configuration under an SLO.
 
     `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: none was), requests/s.
-    `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed it or less.
+    `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed the lowest rate of these, or less.
     `confirmed`: confirmation runs held the rate; else the search did, and less is stated than it held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
     `crossing_rps`: for streams, the rate between the two at which latencies cross the nearest limit; None: unknown.
+    `search_rps`: the highest rate that the search held, of which `held_rps` is a share; None: `confirmed` or `by_loops`.
     """
 
     held_rps: float
@@ -86,6 +87,7 @@ class Capacity:
     by_loops: bool = False
     is_bound: bool = False
     crossing_rps: float | None = None
+    search_rps: float | None = None
 
     @property
     def likely_rps(self) -> float:
@@ -397,13 +399,20 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     if not held_rps and not math.isfinite(missed_rps):
         return None
     crossing = crossing_rps(bracket, stream_limits_s) if bracket.stated_rps else None
+    if crossing is not None:  # above what any run answered the line would be continued into an overload
+        answered_rps = max(run.answered_rps for run in bracket.runs)
+        crossing = min(max(min(crossing, answered_rps), held_rps), missed_rps)
+    is_confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
+    fresh = ((run.rate_rps or 0.0) for run in bracket.open_runs if run.fresh and run.held)
+    lowest_rps = min((rate_rps for rate_rps in fresh if rate_rps >= 0.999 * held_rps), default=held_rps)
     return Capacity(
-        crossing_rps=None if crossing is None else min(max(crossing, held_rps), missed_rps),
+        crossing_rps=crossing,
+        search_rps=bracket.held_rps if bracket.stated_rps and not is_confirmed else None,
         held_rps=held_rps,
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,
         held=bracket.held(held_rps, fresh=True),
-        missed=bracket.missed(held_rps, fresh=True) if held_rps else len(bracket.open_runs),
-        confirmed=0.0 < bracket.confirmed_rps == bracket.stated_rps,
+        missed=bracket.missed(lowest_rps, fresh=True) if held_rps else len(bracket.open_runs),
+        confirmed=is_confirmed,
         by_loops=by_loops,
         is_bound=not any(
             not run.held and math.isclose(run.rate_rps or 0.0, missed_rps, rel_tol=1e-3)

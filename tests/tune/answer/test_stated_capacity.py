@@ -151,3 +151,50 @@ def test_figures_of_a_failed_measurement_state_nothing() -> None:
     measurement = replace(broken.measurement, throughput_rps=nothing)
     found = known([replace(broken, measurement=measurement)])
     assert (found.held_rps, found.missed_rps) == (0.0, 500.0)
+
+
+def test_a_confirmation_run_that_missed_the_rate_of_those_that_held_it_is_counted() -> None:
+    trials = [
+        at_rate(1, 154.0, 10.0),
+        *(at_rate(number, 153.0, 10.0, source="confirm") for number in (2, 3)),
+        at_rate(4, 153.0, 30.0, source="confirm"),
+    ]
+    answer = recommend(trials, scenario=SCENARIO)
+    said = answer.capacity
+    assert said is not None
+    assert (said.held, said.missed, said.search_rps) == (2, 1, 153.0)
+    assert said.held_rps == pytest.approx(UNCONFIRMED * 153.0)
+    assert [(promise.kept, promise.runs) for promise in answer.promises] == [(2, 3)]
+
+
+def test_runs_that_missed_the_rate_of_the_one_that_held_are_figures_of_it_too() -> None:
+    trials = [
+        at_rate(1, 120.0, 10.0),
+        at_rate(2, 154.0, 10.0),
+        *(at_rate(number, 153.0, 30.0, source="confirm") for number in (3, 4, 5)),
+    ]
+    assert [(promise.kept, promise.runs) for promise in recommend(trials, scenario=SCENARIO).promises] == [
+        (1, 4)
+    ]
+
+
+@pytest.mark.parametrize("gained", ["no_batching", "defaults"])
+def test_a_gain_is_the_ratio_of_the_rates_that_stand_beside_it(gained: str) -> None:
+    reference: dict[str, Any] = {"batching": None} if gained == "no_batching" else {"batching": {}}
+    trials = [
+        *(at_rate(number, 488.0, 10.0, source="confirm") for number in (1, 2, 3)),
+        at_rate(4, 560.0, 30.0),
+        at_rate(5, 560.0, 30.0),
+        at_rate(6, 90.0, 10.0, source=gained, **reference),
+        at_rate(7, 110.0, 30.0, source=gained, **reference),
+        at_rate(8, 110.0, 30.0, source=gained, **reference),
+    ]
+    answer = recommend(trials, scenario=SCENARIO)
+    (other,) = (one for one in answer.references if gained in one.names)
+    assert answer.capacity is not None
+    assert other.capacity is not None
+    assert other.gain is not None
+    assert answer.capacity.missed_rps is not None
+    assert other.capacity.missed_rps is not None
+    assert other.gain.low == pytest.approx(answer.capacity.held_rps / other.capacity.missed_rps)
+    assert other.gain.high == pytest.approx(answer.capacity.missed_rps / other.capacity.held_rps)

@@ -39,7 +39,7 @@ Recommended
   max_batch_size             14
   batch_timeout_micros       2000
   num_batch_threads          1
-Gain: ×3.45 [2.86, 4.17] capacity over no batching. ×1.79 [1.54, 2.08] capacity
+Gain: ×3.47 [2.86, 4.22] capacity over no batching. ×1.80 [1.54, 2.11] capacity
   over the server's defaults.
 Capacity 2,000/s met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most
   2,280/s.
@@ -47,13 +47,13 @@ Capacity 2,000/s met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most
 named by                configuration      met /s  missed /s     p95 ms  runs  gain [least, most]
 ─────────────────────────────────────────────────────────────────────────────────────────────────
 recommended, guide [a]  size 14 · 2000 µs   2,000    ≤ 2,280  38.0-39.2     3
-no batching             no batching           540        700       30.0     1  ×3.45 [2.86, 4.17]
-server defaults*        server defaults     1,080      1,300       30.0     1  ×1.79 [1.54, 2.08]
+no batching             no batching           540        700       30.0     1  ×3.47 [2.86, 4.22]
+server defaults*        server defaults     1,080      1,300       30.0     1  ×1.80 [1.54, 2.11]
 rule                    size 8 · 1000 µs    1,710      2,000       45.0     1     none measurable
 Columns that do not fit: p50 ms, limited by, p99 ms; --json has them.
 * outside the search space: no candidate.
 
-Batching helps: batching is worth ×3.45 [2.86, 4.17].
+Batching helps: batching is worth ×3.47 [2.86, 4.22].
 The throughput × interval rule names max_batch_size=8 batch_timeout_micros=1000
   num_batch_threads=1: it met the SLO at 1,710/s; no measurable difference from
   the recommended configuration.

@@ -84,7 +84,8 @@ class Capacities:
         are confirmation runs.
 
         Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less; without
-        any, the runs that held the highest rate, and those that missed it or less; else those that held in closed loops; else all.
+        any, the runs that held the highest rate, and those that missed it or less; else those that held in
+        closed loops; else all.
         """
         bracket, stated = contender.bracket, self.value(contender)
         fresh = [run for run in bracket.open_runs if run.fresh]

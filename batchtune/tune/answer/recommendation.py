@@ -76,7 +76,7 @@ class Capacity:
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
     `crossing_rps`: for streams, the rate between the two at which latencies cross the nearest limit; None: unknown.
-    `search_rps`: the highest rate that the search held, of which `held_rps` is a share; None: `confirmed` or `by_loops`.
+    `search_rps`: the highest rate that the search held, of which `held_rps` is a share; None: as it is no share.
     """
 
     held_rps: float

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SERVER_LOG, write_original
-from batchtune.cli.session import beginning, fitted, reached
+from batchtune.cli.session import beginning, fitted, reached, restore_hint
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.duet import run_duet
@@ -204,7 +204,7 @@ class Benches:
         try:
             target.close()
         except TargetError as error:
-            raise TargetError(error.message, hint=f"`batchtune restore {self.folder}` tries again") from error
+            raise TargetError(error.message, hint=restore_hint(self.folder)) from error
 
     def _fleet(self, load: LoadSpec, model: str = "") -> AnyFleet:
         key = (load.processes, load.cpus, str(load.fleet), model)

@@ -235,6 +235,10 @@ def noise(
 @measuring.command(epilog=examples("restore results/triton-attached/20261121T205903Z-2fda2e"))
 def restore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
+    discard: Annotated[
+        bool,
+        typer.Option("--discard", help="Leave the server as it is, and forget what it had before the run."),
+    ] = False,
 ) -> int:
     """Restore a running server after a killed sweep.
 
@@ -244,7 +248,7 @@ def restore(
     """
     from batchtune.cli.session import run_restore
 
-    return run_restore(run)
+    return run_restore(run, discard=discard)
 
 
 @measuring.command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +38,7 @@ from batchtune.report.live_view import View, sweep_view
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
-from batchtune.target.claim import Keep, OriginalModel
+from batchtune.target.claim import Keep, OriginalModel, discard_record
 from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
@@ -407,9 +407,14 @@ def put_back(target: LaunchedTarget | ExternalTarget, run: Run) -> bool:
         original = read_original(run)
         first = "" if original is None else original.run  # the run that changed the server
         path = run.path if first in ("", str(run.path.resolve())) else first
-        print(f"hint: `batchtune restore {path}` tries again", file=sys.stderr)
+        print(f"hint: {restore_hint(path)}", file=sys.stderr)
         return False
     return True
+
+
+def restore_hint(path: Path | str) -> str:
+    """Return what a user can do whose server was not restored after the run at `path`."""
+    return f"`batchtune restore {path}` tries again; with --discard, the server stays as it is"
 
 
 def not_put_back(run: Run) -> OriginalModel | None:
@@ -418,8 +423,9 @@ def not_put_back(run: Run) -> OriginalModel | None:
     return None if original is None or original.restored or not original.attached else original
 
 
-def run_restore(path: Path) -> int:
-    """Run `batchtune restore`: put back the server of a run that was killed. Returns the exit code, 0.
+def run_restore(path: Path, *, discard: bool = False) -> int:
+    """Run `batchtune restore`: put back the server of a run that was killed; `discard`: forget what it had
+    instead. Returns the exit code, 0.
 
     Raises:
         ArchiveError: there is no such run, or a process measures for it.
@@ -442,12 +448,21 @@ def run_restore(path: Path) -> int:
         )
     run.hold()
     if original.restored:
-        print(f"{original.model} is restored already: nothing to do", file=sys.stderr)
+        print(f"{original.model} is restored already, or was discarded: nothing to do", file=sys.stderr)
+        return 0
+    if discard:
+        discard_record(original)
+        write_original(run.path, replace(original, restored=True))
+        print(f"{original.model} at {original.rest_url} stays as it is", file=sys.stderr)
         return 0
     if target.kind == "http":
         on_event = partial(print, file=sys.stderr)
         with CommandTarget(target, original=original, on_event=on_event) as running:
             running.attach(partial(write_original, run.path))
+            is_as_set = not running.changed
+        if is_as_set:
+            write_original(run.path, replace(original, restored=True))
+            return 0
     else:
         write_original(run.path, restored(original, target))
     print(f"{original.model} at {original.rest_url} is as it was: {original.words()}", file=sys.stderr)

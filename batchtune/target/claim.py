@@ -46,6 +46,19 @@ class OriginalModel:
             return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
 
+    def left_words(self, original: str) -> str:
+        """Describe, for a message, that the server has a trial's parameters; `original`: what it gets back."""
+        return f"{self._sweep()} left its trial's parameters there; at the end it gets back {original}"
+
+    def replaced_words(self, now: str) -> str:
+        """Describe, for a message, that somebody replaced the parameters of a sweep's last trial by those of `now`."""
+        return (
+            f"{self._sweep()} did not restore it; {now} was set since, by somebody else, and is what counts"
+        )
+
+    def _sweep(self) -> str:
+        return f"an earlier sweep of {self.model} at {self.rest_url}{f' ({self.run})' if self.run else ''}"
+
 
 Keep = Callable[[OriginalModel], OriginalModel | None]
 """Saves a model as it is to be put back, and returns it with the run that changed it first; None: unchanged."""
@@ -71,14 +84,9 @@ class Claim:
         """Whether this process holds the server."""
         return self._lock >= 0
 
-    def hold(
-        self, original: OriginalModel | None, on_event: Callable[[str], None] = lambda _text: None
-    ) -> OriginalModel | None:
-        """Lock the server against other sweeps. Returns the model as it is to be put back at the end; None:
-        that is not known yet.
-
-        It is `original`; where that is None, the one that an earlier process recorded and did not put back,
-        because it was killed or could not, and `on_event` is then called with a message about it.
+    def hold(self, original: OriginalModel | None = None) -> OriginalModel | None:
+        """Lock the server against other sweeps. Returns what an earlier process recorded last and did not put
+        back, because it was killed or could not; `original` where there is no such record.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -104,15 +112,7 @@ class Claim:
             kept = json.loads(self._path.read_bytes() or b"null")
         except ValueError:
             return original
-        if original is not None or not isinstance(kept, dict):
-            return original
-        left = from_plain(OriginalModel, kept)
-        on_event(
-            f"an earlier sweep of {left.model} at {left.rest_url} left its trial's parameters there"
-            f"{f' ({left.run})' if left.run else ''}; "
-            f"at the end it gets back {left.words()}"
-        )
-        return left
+        return from_plain(OriginalModel, kept) if isinstance(kept, dict) else original
 
     def keep(self, original: OriginalModel) -> None:
         """Record the model that is to be put back on the server; it is on disk when this returns."""
@@ -133,3 +133,17 @@ class Claim:
             os.pwrite(self._lock, content, 0)
             os.truncate(self._lock, len(content))
             os.fsync(self._lock)
+
+
+def discard_record(original: OriginalModel) -> None:
+    """Forget what is to be put back on the server of this model.
+
+    Raises:
+        TargetError: another process changes the server now.
+    """
+    claim = Claim(original.rest_url, original.model)
+    try:
+        claim.hold()
+        claim.settle()
+    finally:
+        claim.release()

@@ -182,9 +182,17 @@ class CommandTarget:
         self._spec = spec
         self._server = ExternalTarget(running_endpoint(spec, self._model), kserve=kserve)
         self._claim = Claim(self.endpoint.rest_url, self._model)
-        self._settings = settings_of(
-            spec, self.endpoint, rows_per_request=rows_per_request, on_event=on_event
-        )
+        self._settings: Settings | None = None
+        if spec.set is not None:
+            self._settings = Settings(
+                spec.set,
+                self.endpoint,
+                rows_per_request=rows_per_request,
+                limit_s=spec.ready_timeout_s,
+                attached=spec.attached,
+                on_event=on_event,
+                record=self._record,
+            )
         self._environment = small_environment(spec.environment or ())
         self._log = ServerLog(self._scratch.path / "server.log")
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
@@ -197,6 +205,11 @@ class CommandTarget:
     def endpoint(self) -> Endpoint:
         """Where the server answers."""
         return self._server.endpoint
+
+    @property
+    def changed(self) -> bool:
+        """Whether something was applied, now or by the sweep before, that is still to be put back."""
+        return self._changed
 
     @property
     def pid(self) -> int | None:
@@ -300,7 +313,7 @@ class CommandTarget:
         say how parameters are given.
 
         `keep` is called with what is to be put back, now and once it was put back. After a sweep that was
-        killed, that is what the server had before it.
+        killed, that is what the server had before it; what somebody set since is never replaced by that.
 
         Raises:
             TargetError: it does not answer, or another process changes it now.
@@ -314,10 +327,14 @@ class CommandTarget:
         if keep is not None:
             self._keep = keep
         if not self._claim.held:
-            self._original = self._claim.hold(self._original, self._on_event)
-            if self._original is not None:
-                self._settings.take_original(self._original.config)
-                self._changed = True
+            earlier = self._claim.hold(self._original)
+            if earlier is None or not self._take(earlier, self._settings):
+                self._original = None
+            if not self._settings.restorable:
+                self._on_event(
+                    f"{self._model} keeps the parameters of the last trial at the end: without "
+                    "target.set.request.read those that it has now are not known"
+                )
         present = self._settings.present()
         if self._settings.tells:
             present = {**self._spec.defaults, **present}
@@ -330,8 +347,19 @@ class CommandTarget:
             )
         if keep is not None:
             self._original = keep(self._original) or self._original
-        self._claim.keep(self._original)
         return present
+
+    def _take(self, earlier: OriginalModel, settings: Settings) -> bool:
+        """Take what an earlier process recorded for what is to be put back. Returns False where the server has
+        something else now than that process's last trial gave it."""
+        if settings.take_kept(earlier.config):
+            self._original, self._changed = earlier, True
+            self._on_event(earlier.left_words(settings.words()))
+            return True
+        self._on_event(earlier.replaced_words(settings.words()))
+        self._claim.settle()
+        self._keep(replace(earlier, restored=True))
+        return False
 
     def restore(self) -> None:
         """Run `target.stop`, end what was launched, put back the parameters of an attached server, then run
@@ -407,7 +435,6 @@ class CommandTarget:
         """
         if self._settings is not None:
             self._settings.write(configuration)
-            self._record_written(self._settings.written())
         self._digest = digest_of(configuration, parameters_file(configuration))
         self._json_path.write_text(document, encoding="utf-8")
         if self._spec.render is not None:
@@ -419,10 +446,10 @@ class CommandTarget:
             )
             self._file_path.write_text(text, encoding="utf-8")
 
-    def _record_written(self, text: str | None) -> None:
-        """Record what the settings file of an attached server has now, so that an edit after a kill is noticed."""
-        if self._original is not None and text is not None:
-            self._original = replace(self._original, config={**self._original.config, "written": text})
+    def _record(self) -> None:
+        """Record what is to be put back on an attached server, and by what a trial's parameters are recognized."""
+        if self._original is not None and self._settings is not None and self._settings.restorable:
+            self._original = replace(self._original, config=self._settings.kept())
             self._claim.keep(self._original)
             self._keep(self._original)
 
@@ -553,19 +580,3 @@ def restored(spec: TargetSpec) -> None:
                 environment=small_environment(spec.environment or ()),
                 log_path=scratch.path / "log",
             )
-
-
-def settings_of(
-    spec: TargetSpec, endpoint: Endpoint, *, rows_per_request: int, on_event: Callable[[str], None]
-) -> Settings | None:
-    """Return the Settings that apply parameters to a server of kind http; None: the scenario does not say
-    how, or the server is of another kind."""
-    if spec.set is None:
-        return None
-    return Settings(
-        spec.set,
-        endpoint,
-        rows_per_request=rows_per_request,
-        limit_s=spec.ready_timeout_s,
-        on_event=on_event,
-    )

@@ -195,6 +195,11 @@ def marked(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "parameters": {**(config.get("parameters") or {}), MARK: {"string_value": who}}}
 
 
+def is_marked(config: Mapping[str, Any]) -> bool:
+    """Whether a sweep gave the model this configuration for a trial."""
+    return MARK in (config.get("parameters") or {})
+
+
 def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
     """Check that this configuration was not applied to the model by a sweep for one of its trials.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -46,7 +47,8 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 class Settings:
     """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before.
 
-    `on_event` is called with a message where somebody else edited the settings file meanwhile.
+    `on_event` is called with a message where somebody else changed the settings meanwhile; `record` whenever
+    `kept` returns something else, before the server is changed.
     """
 
     def __init__(
@@ -56,9 +58,13 @@ class Settings:
         *,
         rows_per_request: int,
         limit_s: float,
-        on_event: Callable[[str], None] = lambda _text: None,
+        attached: bool,
+        on_event: Callable[[str], None],
+        record: Callable[[], None],
     ) -> None:
+        self._attached = attached
         self._on_event = on_event
+        self._record = record
         self._spec = spec
         self._endpoint = endpoint
         self._rows_per_request = rows_per_request
@@ -66,6 +72,9 @@ class Settings:
         self._file_before: bytes | None = None
         self._written: bytes | None = None
         self._document: Any = None
+        self._given: list[
+            dict[str, Any]
+        ] = []  # what the server may have from a trial, as `_figures` returns it
         self._changed = False
         self._is_written = False
 
@@ -118,19 +127,36 @@ class Settings:
         return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
-        """Return what is to be put back, for JSON: "file" -> the text of the settings file (None: there was
-        none), "document" -> the answer to `set.request.read`; and "written", as `written` returns it.
+        """Look at what is to be put back, and return it as `kept` does.
 
         Raises:
             UsageError: the body that puts it back needs a parameter that was not read.
         """
         self._look()
         self._require_restorable()
-        return {"file": _text(self._file_before), "document": self._document, "written": self.written()}
+        return self.kept()
 
-    def written(self) -> str | None:
-        """Return the text that was last written into the settings file; None: nothing was."""
-        return _text(self._written)
+    def kept(self) -> dict[str, Any]:
+        """Return what is to be put back, for JSON: "file" -> the text of the settings file (None: there was
+        none), "document" -> the answer to `set.request.read`; and by what the last trial is recognized:
+        "written" -> the text last written into the file (None: nothing was), "given" -> what was sent last."""
+        return {
+            "file": _text(self._file_before),
+            "document": self._document,
+            "written": _text(self._written),
+            "given": self._given,
+        }
+
+    @property
+    def restorable(self) -> bool:
+        """Whether what was there before can be read, and thus put back."""
+        request = self._spec.request
+        return self._spec.file is not None or (request is not None and request.read is not None)
+
+    def words(self) -> str:
+        """Return the parameters that are to be put back, for a message."""
+        shown = ", ".join(f"{name} {value}" for name, value in self._shown().items())
+        return shown or "the parameters from before the run"
 
     def _require_restorable(self) -> None:
         request = self._spec.request
@@ -145,12 +171,24 @@ class Settings:
                 hint="give its place in target.set.request.change, below target.set.request.at",
             )
 
-    def take_original(self, original: Mapping[str, Any]) -> None:
-        """Set what is to be put back at the end, as `original` returned it, whatever is there now."""
-        self._file_before = _bytes(original.get("file"))
-        self._written = _bytes(original.get("written"))
-        self._document = original.get("document")
+    def take_kept(self, kept: Mapping[str, Any]) -> bool:
+        """Set what is to be put back at the end, as `kept` returned it to an earlier process.
+
+        Returns False, and sets what the server has now, where that is not from a trial of that process:
+        somebody set it since, and it is what has to be put back.
+
+        Raises:
+            TargetError: what the server has now cannot be read.
+        """
+        now = self._read()
+        self._document, self._given = kept.get("document"), list(kept.get("given") or ())
+        if not self._is_known(now):
+            self._document, self._given = now, []
+            return False
+        self._file_before = _bytes(kept.get("file"))
+        self._written = _bytes(kept.get("written"))
         self._changed = True
+        return True
 
     def write(self, configuration: Configuration) -> None:
         """Write the parameters into the file that the server reads, if it reads one."""
@@ -169,11 +207,15 @@ class Settings:
             text = json.dumps(_changed(before, file, values), indent=2) + "\n"
         self._keep_edited(path)
         self._written = text.encode()
+        self._record()
         path.write_bytes(self._written)
 
     def send(self, configuration: Configuration) -> None:
-        """Send the parameters to the server, and wait until they are in force; does nothing without
-        `set.request`.
+        """Send the parameters to the server, unless it has them, and wait until they are in force; does nothing
+        without `set.request`.
+
+        Parameters that somebody else set since the last trial are put back at the end, instead of those from
+        before.
 
         Raises:
             TargetError: it refuses, or they are not in force in time.
@@ -181,6 +223,12 @@ class Settings:
         if self._spec.request is None:
             return
         self._look()
+        now = self._read()
+        if self._attached and not self._is_known(now):
+            before, self._document = self.words(), now
+            self._on_event(
+                f"somebody else set {self.words()} during the sweep: at the end the server gets that back, not {before}"
+            )
         self._changed = True
         request, values = self._spec.request, self._values(configuration)
         is_off = configuration.batching is None and request.off is not None
@@ -197,7 +245,7 @@ class Settings:
         changed = self._changed or self._is_written
         self._changed = self._is_written = False
         file, request = self._spec.file, self._spec.request
-        if file is None and (request is None or request.read is None):
+        if not self.restorable:
             return False
         if not changed:
             return True
@@ -211,6 +259,39 @@ class Settings:
             self._send(request, {**self._shown(), CHANGED: self._part()})
         return True
 
+    def _read(self) -> Any:
+        """Return the answer to `set.request.read` now; None without one.
+
+        Raises:
+            TargetError: there is none, or it is not JSON.
+        """
+        request = self._spec.request
+        if request is None or request.read is None:
+            return None
+        document = self._answer("GET", request.read)
+        if request.change and not isinstance(document, dict | list):
+            raise TargetError(
+                f"GET {request.read}: not JSON: {str(document)[:100]!r}",
+                hint="target.set.request.read is to return the parameters",
+            )
+        return document
+
+    def _figures(self, part: Any) -> dict[str, Any]:
+        """Return what tells one configuration from another in the part that is changed: the values by their
+        place, {"off": True} where it is `set.request.off`; {} where nothing does."""
+        request = self._spec.request
+        if request is None or request.read is None:
+            return {}
+        off = request.off
+        if isinstance(off, Mapping) and isinstance(part, Mapping) and off.items() <= part.items():
+            return {"off": True}
+        return {place: values_at(part, place) for place in request.change}
+
+    def _is_known(self, document: Any) -> bool:
+        """Whether the server has what is to be put back, or what a trial gave it."""
+        given = self._figures(self._part(document))
+        return given in (self._figures(self._part()), *self._given) or self._spec.file is not None
+
     def _values(self, configuration: Configuration) -> dict[str, Any]:
         return configuration.server_values(self._rows_per_request)
 
@@ -220,7 +301,7 @@ class Settings:
         if self._changed:
             return
         if self._spec.request is not None and self._spec.request.read is not None:
-            self._document = self._answer("GET", self._spec.request.read)
+            self._document = self._read()
 
     def _look_at_file(self) -> None:
         if self._spec.file is not None and not (self._changed or self._is_written):
@@ -237,13 +318,13 @@ class Settings:
         copy.write_bytes(there)
         self._on_event(f"{path} was edited during the sweep or after it: the edited file is copied to {copy}")
 
-    def _part(self) -> Any:
-        """Return the part of the document read (`set.request.at`) that is changed and sent back; None without
-        `set.request.read`."""
+    def _part(self, document: Any = None) -> Any:
+        """Return the part of a document read (None: the one from before) that is changed and sent back, at
+        `set.request.at`; None without `set.request.read`."""
         request = self._spec.request
         if request is None or request.read is None:
             return None
-        there = values_at(self._document, request.at)
+        there = values_at(self._document if document is None else document, request.at)
         if not there or there[0] is None:
             raise TargetError(
                 f"{request.read} has no value at {request.at!r}",
@@ -252,17 +333,33 @@ class Settings:
         return there[0]
 
     def _send(self, request: RequestSetting, values: Mapping[str, Any]) -> None:
-        self._answer(request.method, request.url, filled(request.body, values))
+        wanted = self._figures(values.get(CHANGED))
+        there = self._figures(self._part(self._read()))
+        if not wanted or wanted != there or self._spec.file is not None:
+            self._given = [there, wanted] if wanted else []
+            self._record()
+            try:
+                self._answer(request.method, request.url, filled(request.body, values))
+            finally:
+                self._note_given()
         if request.until is not None:
             self._wait(request, request.until, filled(request.until.value, values))
         if request.read is None:
             return
-        now = values_at(self._answer("GET", request.read), request.at)
+        now = self._part(self._read())
         for place in request.change:
-            wanted = values_at(values.get(CHANGED), place)
-            if wanted != (there := values_at(now[0] if now else None, place)):
-                shown, asked = (", ".join(map(str, values)) or "absent" for values in (there, wanted))
-                raise TargetError(f"{request.method} {request.url}: {place} is {shown} after it, not {asked}")
+            asked = values_at(values.get(CHANGED), place)
+            if asked != (seen := values_at(now, place)):
+                shown, meant = (", ".join(map(str, values)) or "absent" for values in (seen, asked))
+                raise TargetError(f"{request.method} {request.url}: {place} is {shown} after it, not {meant}")
+
+    def _note_given(self) -> None:
+        """Note what the server made of what was sent, which need not be what was asked for."""
+        with contextlib.suppress(TargetError):
+            made = self._figures(self._part(self._read()))
+            if made and made not in self._given:
+                self._given.append(made)
+                self._record()
 
     def _wait(self, request: RequestSetting, until: UntilSpec, wanted: Any) -> None:
         def failure(_left_s: float) -> str:

@@ -38,6 +38,7 @@ from batchtune.target.kserve import (
     EXECUTIONS,
     EXPLICIT,
     TritonRepository,
+    is_marked,
     marked,
     put_back,
     read_kserve_counters,
@@ -102,7 +103,7 @@ class TritonTarget:
         if self._launched is not None and not self._launched.process.running:
             self._endpoint = self._launched.start(self._flags)
         if self._claim is not None and not self._claim.held:
-            self._original = self._claim.hold(self._original, self._on_event)
+            self._original = self._take(self._claim.hold(self._original))
             self._changed = self._original is not None
         if self._original is None or not self._original.config:
             self._original = self._read(before_load)
@@ -115,6 +116,19 @@ class TritonTarget:
                 f"{self.endpoint.rest_url} reports an invalid configuration of {self.endpoint.model_name}: {error}",
                 hint="is that a Triton?",
             ) from error
+
+    def _take(self, earlier: OriginalModel | None) -> OriginalModel | None:
+        """Return what an earlier process recorded, where the server still has the configuration of its last
+        trial; None where somebody loaded the model with another one since."""
+        if earlier is None or self._claim is None:
+            return None
+        now = self._repository().config() if earlier.config and self._repository().require_model() else {}
+        if now and now != earlier.config and not is_marked(now):
+            self._on_event(earlier.replaced_words(found_batching(now).words()))
+            self._claim.settle()
+            return None
+        self._on_event(earlier.left_words(earlier.words()))
+        return earlier
 
     def keep_original(self, keep: Keep) -> None:
         """Call `keep` with the model as it is to be put back: now, and again once it was put back. Required

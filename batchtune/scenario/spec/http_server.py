@@ -118,6 +118,12 @@ class RequestSetting(Spec):
         """Return the keys with the `body` that `change` means, or the `change` that `body` means."""
         if not isinstance(given, Mapping):
             return given
+        if given.get("change") and given.get("read") is None:
+            raise problem(
+                "read is missing: change gives places in what read returns",
+                at=("change",),
+                hint="add read: URL, or give body: {NAME: '{{PARAMETER}}'} instead of change",
+            )
         if given.get("change") and given.get("body") is None:
             return {**given, "body": f"{{{{{CHANGED}}}}}"}
         names = set(holes(given.get("body")))

@@ -176,8 +176,9 @@ def recommend(
         TargetError: every trial failed, or the server took no parameters.
     """
     if search is not None and search.stop_reason.code == "nothing_set":
+        last = next((trial.failure for trial in reversed(trials) if trial.failure), "")
         raise TargetError(
-            "the server took none of the parameters that it was given",
+            f"the server applied no configuration completely; the last: {last}",
             hint="check by hand that it applies what target.set sends",
         )
     promised = slo or scenario.slo

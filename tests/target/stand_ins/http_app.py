@@ -1,7 +1,8 @@
 """A server of nobody's protocol: answers POST /score by its variables, and takes parameters by PUT /parameters.
 
 Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. CHANGES in its environment: at
-the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change.
+the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change. MOST: the
+largest size that it takes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(200, json.dumps(parameters))
+        self._answer(200, "ok" if self.path == "/text" else json.dumps(parameters))
 
     def do_PUT(self) -> None:
         global changes_left
@@ -29,7 +30,11 @@ class Handler(BaseHTTPRequestHandler):
         if not changes_left:
             os._exit(0)
         kept, name = {**parameters, **parameters["app"]}, os.environ.get("KEEPS")
-        parameters.update(json.loads(self._body()))
+        asked = json.loads(self._body())
+        if asked.get("app", {}).get("size", 0) > int(os.environ.get("MOST", "1000")):
+            self._answer(422, json.dumps({"error": "size is not licensed"}))
+            return
+        parameters.update(asked)
         for place in (parameters, parameters["app"]):
             place.update({name: kept[name]} if name in place else {})
         self._answer(200, "{}")

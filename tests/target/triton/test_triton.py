@@ -171,6 +171,23 @@ def test_a_killed_sweeps_configuration_is_not_taken_for_the_original(server: Fak
     assert "an earlier sweep of" in said[0]
 
 
+def test_a_configuration_loaded_after_a_killed_sweep_is_the_original(server: FakeTriton) -> None:
+    first = TritonTarget(spec(server))
+    first.keep_original(lambda _original: None)
+    before = dict(first._found().config)
+    first.apply(BATCHED)
+    killed(first)
+    theirs = {**before, "dynamic_batching": {"max_queue_delay_microseconds": 7}}
+    server.config = dict(theirs)
+    said: list[str] = []
+    with TritonTarget(spec(server), on_event=said.append) as target:
+        assert target.start() == found_batching(theirs)
+        target.keep_original(lambda _original: None)
+        target.apply(BATCHED)
+    assert server.config == theirs
+    assert "was set since, by somebody else" in said[0]
+
+
 def test_a_trials_configuration_from_another_machine_is_refused(
     server: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

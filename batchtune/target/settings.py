@@ -349,8 +349,8 @@ class Settings:
         now = self._part(self._read())
         for place in request.change:
             asked = values_at(values.get(CHANGED), place)
-            if asked != (seen := values_at(now, place)):
-                shown, meant = (", ".join(map(str, values)) or "absent" for values in (seen, asked))
+            if asked != (in_force := values_at(now, place)):
+                shown, meant = (", ".join(map(str, values)) or "absent" for values in (in_force, asked))
                 raise TargetError(f"{request.method} {request.url}: {place} is {shown} after it, not {meant}")
 
     def _note_given(self) -> None:

@@ -693,7 +693,7 @@ def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_depl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
-    with served(tmp_path, CHANGES="2") as (url, _):
+    with served(tmp_path, SIZE="3", CHANGES="3") as (url, _):
         file = tmp_path / "s.yaml"
         file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
         done = answered("sweep", file, "--budget", "60s", "--results", tmp_path / "r", cwd=tmp_path)

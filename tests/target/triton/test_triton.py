@@ -178,7 +178,8 @@ def test_a_configuration_loaded_after_a_killed_sweep_is_the_original(server: Fak
     first.apply(BATCHED)
     killed(first)
     theirs = {**before, "dynamic_batching": {"max_queue_delay_microseconds": 7}}
-    server.config = dict(theirs)
+    TritonRepository(first.endpoint).load(theirs)
+    theirs = dict(server.config)
     said: list[str] = []
     with TritonTarget(spec(server), on_event=said.append) as target:
         assert target.start() == found_batching(theirs)

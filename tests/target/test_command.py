@@ -203,7 +203,7 @@ def test_a_sweep_that_was_killed_is_put_back_by_its_own_command(
     run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
     assert run_restore(run.path) == 0
     assert (tmp_path / "it").exists()
-    assert "has put back what was there" in capsys.readouterr().err
+    assert "target.restore restored the original state" in capsys.readouterr().err
 
 
 def test_a_load_is_kept_before_its_first_configuration_is_applied(

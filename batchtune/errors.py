@@ -11,7 +11,7 @@ BatchtuneError                        70  never raised itself
 │   └── TwinError                      5  there is too little measured to calibrate the twin, or it cannot answer
 ├── MeasurementInvalidError            6  the client was the limit, or the host was noisy
 └── TargetError                        7  the server did not start, died, hung or cannot be reached
-    └── ServerGoneError                7  a running server of somebody else's refuses connections from now on
+    └── ServerGoneError                7  a running server of somebody else's ended, or hangs
 """
 
 from __future__ import annotations
@@ -69,4 +69,4 @@ class TargetError(BatchtuneError):
 
 
 class ServerGoneError(TargetError):
-    """A running server that others start has ended: no further trial can succeed."""
+    """A running server that others start has ended or hangs: no further trial can succeed."""

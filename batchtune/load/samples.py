@@ -152,6 +152,17 @@ class Samples:
         return latency_ns
 
     @property
+    def unanswered(self) -> NDArray[np.bool_]:
+        """Whether a request got no answer, not even an error, while it was waited for; shape (n,)."""
+        return np.isin(self.status, (int(Status.UNFINISHED), int(Status.UNSENT), int(Status.TIMEOUT)))
+
+    @property
+    def fell_silent(self) -> bool:
+        """Whether requests went unanswered, and no answer came in the second half of the load and its drain."""
+        last_ns = np.max(self.done_ns, where=~self.unanswered, initial=0)
+        return bool(self.unanswered.any() and last_ns < 0.5e9 * self.wall_s)
+
+    @property
     def client_cpu_ratio(self) -> float:
         """Share of the client's CPU cores that was used, 0 to 1; 0 when nothing ran."""
         available_s = self.wall_s * self.client_cores

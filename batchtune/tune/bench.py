@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
+from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchingParametersError, ServerGoneError, TargetError, UsageError
 from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
@@ -103,6 +104,7 @@ class Bench:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._together: _Together | None = None
+        self._answered_with: Configuration | None = None
         if isinstance(fleet, Mapping):
             guard = self._together = _Together(target, HostGuard() if guard is None else guard)
 
@@ -125,7 +127,7 @@ class Bench:
         Raises:
             UsageError: the requests do not fit a model; with several models the message names it.
             MeasurementInvalidError: a load generator failed, or too few workers are left.
-            ServerGoneError: a running server has ended.
+            ServerGoneError: a running server has ended, or answers nothing any more.
         """
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
         plans = self._plans(plan)
@@ -135,6 +137,7 @@ class Bench:
         try:
             startup_s = self._target.apply(plan.request.configuration).startup_s
             outcomes = self._loaded(plans)
+            self._require_answers(plan, outcomes)
         except ServerGoneError:
             raise
         except (TargetError, BatchingParametersError) as error:
@@ -220,6 +223,38 @@ class Bench:
         for error in sorted(errors, key=lambda error: isinstance(error, _NotLoadedError)):
             raise error
         return {name: run.result() for name, run in runs.items()}
+
+    def _require_answers(self, plan: Plan, outcomes: Mapping[str, _Outcome]) -> None:
+        """Check that a running server of kind http that fell silent under a load still answers a lone request, with the
+        configuration that it answered with before.
+
+        Raises:
+            ServerGoneError: it does not, or does not take that configuration any more.
+        """
+        target = self._scenario.target
+        if target.kind != "http" or target.launch is not None:
+            return
+        if not any(outcome.figures.samples.fell_silent for outcome in outcomes.values()):
+            self._answered_with = plan.request.configuration
+            return
+        known = self._answered_with
+        if known is None:
+            return
+        answer_limit_s, lone_answers = 5.0, 4.0  # Seconds, and answers of the server when it was idle.
+        lone_s = 0.0 if plan.pace is None else plan.pace.lone_s
+        wait_s = float(in_force(known, "batch_timeout_micros") or 0) / 1e6
+        limit_s = max(answer_limit_s, lone_answers * lone_s) + wait_s
+        where = f"the server at {self._target.endpoint.rest_url} stopped answering"
+        hint = "start the server again, then go on"
+        try:
+            self._target.apply(known)
+        except ServerGoneError:
+            raise
+        except TargetError as error:
+            raise ServerGoneError(f"{where}: {error.message}", hint=hint) from error
+        if not self._models[""].answers_one(limit_s):
+            failure = f"no answer within {limit_s:.3g} s to a request sent alone after trial {plan.number}"
+            raise ServerGoneError(f"{where}: {failure}", hint=hint)
 
     def _judged(self, trial: Trial, outcome: _Outcome | None, *, beside: bool) -> Trial:
         """Complete the trial of one model with its figures, judged by the SLO.
@@ -307,6 +342,10 @@ class _ModelBench:
     def load(self, plan: Plan) -> _Outcome:
         """Send the plan's load, or search the capacity where the plan needs one, and return what was measured."""
         return self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
+
+    def answers_one(self, limit_s: float) -> bool:
+        """Whether a request that is sent alone gets an answer within `limit_s` seconds."""
+        return self._loader.answers_one(limit_s)
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
         """Make the job of a plan that lasts `duration_s` seconds, without warm-up."""

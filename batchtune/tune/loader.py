@@ -178,6 +178,12 @@ class Loader:
                 )
             self._settle(load, None)
 
+    def answers_one(self, limit_s: float) -> bool:
+        """Send one request alone, and return whether it gets an answer, be it an error, within `limit_s` seconds."""
+        lone = ClosedLoop(concurrency=1, duration_s=limit_s, requests_max=1)
+        load = LoadRun(arrivals=lone, warm_up_s=0.0, timeout_s=limit_s, patient=True)
+        return not self._fleet.run(self.job(load)).unanswered.all()
+
     def _slow_worker(self, figures: Figures) -> tuple[str, Coded] | None:
         """Name and fault of a worker of a fleet that was too slow, where the others can send its share; None: none."""
         if self._scenario.load.fleet is None:

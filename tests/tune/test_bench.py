@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import ServerGoneError
+from batchtune.load.samples import NEVER_NS, Status
 from batchtune.measure.caveats import HostGuard
 from batchtune.report.findings import text_of
 from batchtune.target.telemetry import Counters
@@ -231,6 +234,63 @@ def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():
     first, second = (bench.run(plan_for(NO_BATCHING)).trial for _ in range(2))
     assert (first.startup_s, second.startup_s) == (0.7, None)
     assert Trial.from_dict(json.loads(json.dumps(first.to_dict()))).startup_s == 0.7
+
+
+class HangingFleet(FakeFleet):
+    """A server that answers nothing to a load that it gets with the configurations `hangs_with`."""
+
+    hangs_with: tuple[Configuration, ...] = ()
+
+    def run(self, job, **options):
+        samples = super().run(job, **options)
+        if self._target.in_force not in self.hangs_with:
+            return samples
+        return replace(
+            samples,
+            status=np.full_like(samples.status, int(Status.UNFINISHED)),
+            done_ns=np.full_like(samples.done_ns, NEVER_NS),
+        )
+
+
+def hanging(scenario):
+    clock = FakeClock()
+    target = FakeTarget(clock, law=Law())
+    fleet = HangingFleet(target)
+    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
+    return bench, fleet, target
+
+
+def running(scenario):
+    """The scenario of a server that runs already."""
+    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"launch": None})})
+
+
+BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
+
+
+def test_a_running_server_that_answers_nothing_whatever_its_configuration_is_gone():
+    bench, fleet, target = hanging(running(http_scenario()))
+    assert bench.run(plan_for(NO_BATCHING)).trial.state == "complete"
+    fleet.hangs_with = (NO_BATCHING, BATCHED)
+    with pytest.raises(ServerGoneError, match="stopped answering"):
+        bench.run(plan_for(BATCHED))
+    assert target.applied[-1] == NO_BATCHING
+
+
+def test_a_configuration_under_which_a_running_server_answers_nothing_is_a_trial_like_any_other():
+    bench, fleet, _ = hanging(running(http_scenario()))
+    bench.run(plan_for(NO_BATCHING))
+    fleet.hangs_with = (BATCHED,)
+    assert not bench.run(plan_for(BATCHED)).trial.feasible
+    assert bench.run(plan_for(NO_BATCHING)).trial.feasible
+
+
+def test_a_launched_server_that_answers_nothing_is_not_gone_since_it_is_launched_again():
+    bench, fleet, target = hanging(http_scenario())
+    bench.run(plan_for(NO_BATCHING))
+    fleet.hangs_with = (NO_BATCHING, BATCHED)
+    assert not bench.run(plan_for(BATCHED)).trial.feasible
+    assert target.applied == [NO_BATCHING, BATCHED]
 
 
 def http_scenario(**metrics):

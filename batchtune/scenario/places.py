@@ -45,6 +45,17 @@ def values_at(document: Any, place: str) -> list[Any]:
     return there
 
 
+def places_of(document: Any, above: str = "") -> list[str]:
+    """Return the place of each value of a JSON document that is no object or list; `above`: place of the document."""
+    if not isinstance(document, Mapping | list):
+        return [above] if above else []
+    return [
+        place
+        for name, below in _below(document, "*")
+        for place in places_of(below, f"{above}.{name}" if above else str(name))
+    ]
+
+
 def has_value(document: Any, place: str) -> bool:
     """Whether there is a value other than null at a place of a JSON document."""
     return any(value is not None for value in values_at(document, place))

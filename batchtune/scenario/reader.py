@@ -43,16 +43,19 @@ class ScenarioText:
     directory: Path = Path()
 
 
-def read_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[str] = ()) -> Scenario:
+def read_scenario(
+    path: Path | str | ScenarioText, *, overrides: Iterable[str] = (), searched: bool = False
+) -> Scenario:
     """Read and check a scenario file, and its variants, with `key.key=value` overrides applied.
 
-    File names in it are relative to its directory.
+    File names in it are relative to its directory. `searched`: for a sweep, whose server must take
+    parameters.
 
     Raises:
         ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
     """
     document, directory = _read(path, overrides)
-    scenario = _validated(document, directory)
+    scenario = _validated(document, directory, searched=searched)
     _variants(document, scenario, directory)
     return scenario
 
@@ -254,9 +257,14 @@ def _variants(
 
 
 def _validated(
-    document: Document, directory: Path, *, variant: str = "", files_exist: bool = True
+    document: Document,
+    directory: Path,
+    *,
+    variant: str = "",
+    files_exist: bool = True,
+    searched: bool = False,
 ) -> Scenario:
-    context = {"directory": directory, "files_exist": files_exist}
+    context = {"directory": directory, "files_exist": files_exist, "searched": searched}
     try:
         return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
     except ValidationError as error:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.batching.parameters import Configuration, flag_text
+from batchtune.batching.parameters import Configuration, did_you_mean, flag_text
 from batchtune.errors import TargetError, UsageError
-from batchtune.scenario.places import filled, holes, values_at, with_values
+from batchtune.scenario.places import filled, holes, places_of, values_at, with_values
 from batchtune.scenario.spec.http_server import (
     CHANGED,
     FileSetting,
@@ -47,6 +47,7 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 class Settings:
     """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before.
 
+    `defaults`: names of parameters of which the server's default is known, so that it need not show them.
     `on_event` is called with a message where somebody else changed the settings meanwhile; `record` whenever
     `kept` returns something else, before the server is changed.
     """
@@ -59,6 +60,7 @@ class Settings:
         rows_per_request: int,
         limit_s: float,
         attached: bool,
+        defaults: Collection[str],
         on_event: Callable[[str], None],
         record: Callable[[], None],
     ) -> None:
@@ -69,6 +71,7 @@ class Settings:
         self._endpoint = endpoint
         self._rows_per_request = rows_per_request
         self._limit_s = limit_s
+        self._defaults = defaults
         self._file_before: bytes | None = None
         self._written: bytes | None = None
         self._document: Any = None
@@ -134,6 +137,7 @@ class Settings:
         """
         self._look()
         self._require_restorable()
+        self._require_places()
         return self.kept()
 
     def kept(self) -> dict[str, Any]:
@@ -170,6 +174,22 @@ class Settings:
                 f"{unknown[0]}",
                 hint="give its place in target.set.request.change, below target.set.request.at",
             )
+
+    def _require_places(self) -> None:
+        """Check that what was read has each place that is to be changed, unless the server's default is known.
+
+        Raises:
+            UsageError: it lacks one, such as a misspelt one.
+        """
+        request = self._spec.request
+        if request is None or request.read is None or self._part() == request.off:
+            return
+        for place, template in request.change.items():
+            if not values_at(self._part(), place) and not {*holes(template)} <= {*self._defaults}:
+                raise UsageError(
+                    f"target.set.request.change: {place}: {request.read} returns no such key",
+                    hint=did_you_mean(place, places_of(self._part()), otherwise="it returns"),
+                )
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:
         """Set what is to be put back at the end, as `kept` returned it to an earlier process.
@@ -223,6 +243,7 @@ class Settings:
         if self._spec.request is None:
             return
         self._look()
+        self._require_places()
         now = self._read()
         if self._attached and not self._is_known(now):
             before, self._document = self.words(), now

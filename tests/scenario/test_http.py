@@ -16,7 +16,7 @@ from batchtune.report.words import parameters_of
 from batchtune.scenario.examples import server_names, server_scenario
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import filled, values_at, with_values
-from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.scenario.reader import ScenarioText, format_scenario, parse_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import reference_configurations
 from tests.real_servers.environments import SERVERS
@@ -205,3 +205,31 @@ def test_the_help_names_every_server() -> None:
 
     (option,) = get_args(ServerOption)[1:]
     assert option.help.rstrip(".").partition(": ")[2].split(", ") == server_names()
+
+
+UNSET = """name: x
+target:
+  kind: http
+  url: http://127.0.0.1:8000/score
+  means: {rows: max_batch}
+request: {body: {x: "{{row}}"}}
+load: {arrivals: closed, concurrency: 8}
+objective: throughput
+"""
+
+
+@pytest.mark.parametrize("search", ["", "search: {space: {max_batch: [1, 4]}}\n"])
+def test_a_search_needs_a_server_that_is_given_its_parameters(search: str) -> None:
+    text = ScenarioText(text=UNSET + search, source="s.yaml")
+    assert read_scenario(text).target.set is None  # a load of it is possible
+    with pytest.raises(ScenarioError) as told:
+        read_scenario(text, searched=True)
+    assert told.value.message == (
+        "s.yaml:2: target.set: missing: how the server is given its parameters, such as max_batch"
+    )
+    assert "target.set.request" in told.value.hint
+
+
+def test_what_is_fixed_needs_a_server_that_is_given_its_parameters() -> None:
+    with pytest.raises(ScenarioError, match=r"^x:2: target\.set: missing: how the server is given"):
+        parse_scenario(f"{UNSET}fixed: {{max_batch: 4}}\n", source="x")

@@ -301,6 +301,28 @@ def test_a_body_that_cannot_be_put_back_is_refused_before_anything_is_sent(runni
     assert httpx.get(running).json() == before
 
 
+def test_a_misspelt_place_of_a_parameter_is_refused_before_anything_is_sent(running: str) -> None:
+    httpx.put(f"{running}/parameters", json={"app": {"size": 3, "wait": 0.5}})
+    before = httpx.get(running).json()
+    change = {"app.sise": "{{size}}", "app.wait": "{{wait}}"}
+    asked = changed_in_place(running, change=change)
+    with CommandTarget(asked.target) as target, pytest.raises(UsageError) as told:
+        target.apply(asked.configuration({"max_batch_size": 8}))
+    assert "target.set.request.change: app.sise: " in told.value.message
+    assert told.value.hint == "did you mean 'app.size'?"
+    assert httpx.get(running).json() == before
+
+
+def test_a_parameter_with_a_known_default_need_not_be_shown(running: str) -> None:
+    httpx.put(f"{running}/parameters", json={"app": {"wait": 0.5}})
+    asked = changed_in_place(running, change={"app.size": "{{size}}", "app.wait": "{{wait}}"})
+    asked = asked.with_target(defaults={"size": 1})
+    with CommandTarget(asked.target) as target:
+        target.apply(asked.configuration({"max_batch_size": 8}))
+        assert httpx.get(running).json() == {"app": {"size": 8, "wait": 0.5}}
+    assert httpx.get(running).json() == {"app": {"wait": 0.5}}
+
+
 def test_a_server_that_does_not_show_its_parameters_is_not_said_to_have_them_back(running: str) -> None:
     said: list[str] = []
     body = {"app": {"size": "{{size}}", "wait": "{{wait}}"}}

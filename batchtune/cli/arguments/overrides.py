@@ -121,13 +121,15 @@ def slo_overrides(slo: Mapping[str, str | None]) -> list[str]:
     return [f"slo.{name}={text}" for name, text in given.items()]
 
 
-def asked_scenario(source: Path | ScenarioText, overrides: Sequence[str]) -> Scenario:
+def asked_scenario(
+    source: Path | ScenarioText, overrides: Sequence[str], *, searched: bool = False
+) -> Scenario:
     """Read a scenario with its overrides; limits of it that the --slo-… options leave out are named on stderr.
 
     Raises:
         ScenarioError: as `read_scenario`.
     """
-    scenario = read_scenario(source, overrides=overrides)
+    scenario = read_scenario(source, overrides=overrides, searched=searched)
     written = section_of(unchecked_scenario(source), "slo")
     limits = {name.removeprefix("e2e_"): limit for name, limit in written.items() if limit is not None}
     _note_left_out(

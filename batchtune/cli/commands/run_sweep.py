@@ -66,7 +66,7 @@ def run_sweep(
     if of_one and lists_models(path):
         hints = {"--rate": "write rate at each of target.models"}
         raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
-    scenario = asked_scenario(path, overrides)
+    scenario = asked_scenario(path, overrides, searched=True)
     if scenario.target.models:
         _require_search_of_several(scenario)
     if optuna_storage is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
@@ -288,9 +288,10 @@ class Scenario(Spec):
         return renamed
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self, info: ValidationInfo) -> Self:
         self._speak_its_protocol()
         self._leave_what_is_fixed()
+        self._require_settable(info.context or {})
         self._check_objective()
         self._check_limits()
         self._check_names()
@@ -362,6 +363,21 @@ class Scenario(Spec):
             search = self.search.model_copy(update={"space": left})
             search.model_fields_set.discard("space")
             object.__setattr__(self, "search", search)
+
+    def _require_settable(self, context: Mapping[str, Any]) -> None:
+        """Check that parameters which are searched or fixed get to the server; raises a problem if not."""
+        is_kept = not context.get("files_exist", True)
+        is_asked = context.get("searched", False) or (self.fixed and not is_kept)
+        if self.target.takes_parameters or not is_asked:
+            return
+        named = [word for _, word, _ in self.target.words] or [*self.search.space, *self.fixed]
+        wants = f", such as {named[0]}" if named else ""
+        raise problem(
+            f"missing: how the server is given its parameters{wants}",
+            at=("target", "set"),
+            hint="add target.set.request for a server that runs already, or set.env, set.flag or set.file with "
+            "launch; `batchtune load` measures the server as it is",
+        )
 
     def _check_own_batching(self, at: int) -> None:
         own = self.target.models[at]

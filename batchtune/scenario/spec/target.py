@@ -324,6 +324,12 @@ class TargetSpec(Spec):
         return self.kind == "triton" and self.rest_url is not None
 
     @property
+    def takes_parameters(self) -> bool:
+        """Whether the scenario says how the server is given its parameters; of kind http by `set`, or by a
+        file among the words of `launch`."""
+        return self.kind != "http" or self.set is not None or takes_file(self.launch or ())
+
+    @property
     def flag_texts(self) -> dict[str, str]:
         """The server flags, without dashes, as a command line writes them."""
         return {name.lstrip("-"): flag_text(value) for name, value in self.flags.items()}

@@ -474,9 +474,8 @@ def _tokens(samples: Samples, good: NDArray[np.bool_], window: Window) -> TokenF
     ends = (window.start_ns, window.end_ns)
     output_tokens = streams.output_tokens[has_usage]
     answers_per_usage = int(good.sum()) / max(len(output_tokens), 1)
-    rate = rate_estimate(
-        samples.done_ns[has_usage], ends, weights=samples.one_in * answers_per_usage * output_tokens
-    )
+    weights = (samples.one_in * answers_per_usage * output_tokens).astype(np.float64)
+    rate = rate_estimate(samples.done_ns[has_usage], ends, weights=weights)
     has_output = bool(output_tokens.any())
     return TokenFigures(
         output_per_s=rate if has_output else UNDEFINED,

@@ -121,6 +121,7 @@ def calibrate(observations: Sequence[Observation], *, seed: int = 1) -> Twin:
         threads_max=max(run.threads_seen for run in runs),
         error=error,
         observations=sum(usable(observation) for observation in observations),
+        reports=any(run.timed or "batch_rows" in run.targets for run in runs),
     )
 
 

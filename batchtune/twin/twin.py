@@ -180,7 +180,8 @@ class Twin:
     """A calibrated model of one server: `best_fit`, the best reading of its parameters, and `fits`, others that fit
     about as well, whose spread is the uncertainty.
 
-    `rows_max`, `threads_max`: the largest batch and the most batch threads that were measured.
+    `rows_max`, `threads_max`: the largest batch and the most batch threads that were measured. `reports`: the server
+    reports its batches; of one that does not, `rows_max` is the largest mean of a run's batches.
     `error`: how well left-out trials are predicted. `observations`: trials that it was calibrated by.
     """
 
@@ -190,6 +191,7 @@ class Twin:
     threads_max: int
     error: FitError
     observations: int = 0
+    reports: bool = True
 
     @property
     def reliable(self) -> bool:
@@ -245,6 +247,8 @@ class Twin:
     ) -> tuple[Coded, ...]:
         extrapolations = []
         rows_most = int(played.batch_rows_max.max())
+        if not self.reports:
+            rows_most = round(float(np.median(np.nan_to_num(played.mean_batch_rows))))
         if rows_most > self.rows_max:
             extrapolations.append(coded("rows_beyond", most=rows_most, calibrated=self.rows_max))
         in_flight = math.inf if traffic.clients is None else traffic.clients

@@ -87,7 +87,7 @@ def fit_run_of(
         traffic=traffic,
         targets=targets,
         sds=sds,
-        rows_seen=_rows_guessed(batcher, traffic, server),
+        rows_seen=_rows_seen(batcher, traffic, measured),
         threads_seen=threads_most,
         length=length,
     )
@@ -198,15 +198,27 @@ def _executing(
     return 0.5 * (mean + extreme), max(spent_s - busy_s, 0.0) / batches
 
 
-def _rows_guessed(batcher: Batcher, traffic: Traffic, server: ServerActivity | None) -> tuple[int, ...]:
-    """Rows of the largest batch that a server without execution times may have run, as a tuple of one."""
+def _rows_seen(batcher: Batcher, traffic: Traffic, measured: Measurement) -> tuple[int, ...]:
+    """Rows of the largest batch that a server without execution times has surely run, as a tuple of one."""
+    server = measured.server
     if server is not None and server.batches_by_rows:
         return (max(server.batches_by_rows),)
-    if batcher.max_batch_size is None:
-        return (traffic.rows_most,)
-    if traffic.clients is None:
-        return (min(batcher.max_batch_size, max(traffic.rows_most, 1)),)
-    return (min(batcher.max_batch_size, traffic.clients * traffic.rows_most),)
+    most = math.inf if batcher.max_batch_size is None else batcher.max_batch_size
+    p50_s = measured.latency_s["p50"].value
+    together = _rows_together(batcher, traffic, traffic.rows_most, p50_s=p50_s)
+    return (max(int(min(most, together)), 1),)
+
+
+def _rows_together(batcher: Batcher, traffic: Traffic, rows: float, *, p50_s: float) -> float:
+    """Return how many rows at least wait together for a batch, where a request has `rows` rows.
+
+    In a closed loop some of the clients wait while the others' batches run. A batch with half of the requests holds all
+    that it may hold where the timeout is longer than their median latency `p50_s`.
+    """
+    if batcher.max_batch_size is None or traffic.clients is None:
+        return rows
+    groups = 1 if traffic.clients == 1 or batcher.batch_timeout_s >= p50_s else batcher.batch_threads + 1
+    return max(math.ceil(traffic.clients / groups) * rows, rows)
 
 
 DELAY, FRONT_END, WAKE, JITTER, BATCH_HOST, ROW_HOST, CROWDING, CONTENTION = range(8)
@@ -442,10 +454,9 @@ def _guess(run: FitRun) -> tuple[float, float]:
     p50_s = math.exp(run.targets["p50"])
     if traffic.clients is None:
         return traffic.mean_rows, max(p50_s - batcher.batch_timeout_s, 0.3 * p50_s)
-    waiting = traffic.clients * traffic.mean_rows
-    together = waiting if batcher.batch_timeout_s > 0.0 or traffic.clients == 1 else 0.5 * waiting
-    rows = traffic.mean_rows if batcher.max_batch_size is None else min(batcher.max_batch_size, together)
-    rows = (
-        math.exp(run.targets["batch_rows"]) if "batch_rows" in run.targets else max(rows, traffic.mean_rows)
-    )
+    together = _rows_together(batcher, traffic, traffic.mean_rows, p50_s=p50_s)
+    rows = min(batcher.max_batch_size or together, together)
+    if "batch_rows" in run.targets:
+        rows = math.exp(run.targets["batch_rows"])
+    rows = max(rows, traffic.mean_rows)
     return rows, rows / (math.exp(run.targets["throughput"]) * traffic.mean_rows)

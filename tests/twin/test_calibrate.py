@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TwinError
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
@@ -25,7 +26,8 @@ from batchtune.twin.calibrate import (
 )
 from batchtune.twin.replicas import highest_rates
 from batchtune.twin.service_time import crowding, fit_service_time
-from batchtune.twin.simulator.simulate import Device
+from batchtune.twin.simulator.simulate import Batcher, Device
+from batchtune.twin.simulator.simulate import batcher_of as configured
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import FitError, Twin
 from batchtune.twin.twin_parameters import fit_run_of
@@ -145,7 +147,7 @@ def test_a_faithful_twin_is_relied_on(serial_twin: Twin) -> None:
     assert serial_twin.error.left_out >= 6
     assert serial_twin.error.mape < 0.15
     assert serial_twin.reliable
-    assert "on average over" in accuracy_text(serial_twin)
+    assert "on average in" in accuracy_text(serial_twin)
 
 
 def test_without_the_only_one_that_shows_the_largest_batches_the_rest_is_not_put_to_the_test() -> None:
@@ -347,3 +349,26 @@ def test_what_is_too_short_says_what_it_needs() -> None:
     with pytest.raises(TwinError, match=r"1 had errors in more than 1 % of the requests") as caught:
         calibrate([failing])
     assert "request.timeout" in caught.value.hint
+
+
+def test_a_server_that_reports_no_batches_is_known_up_to_those_that_its_clients_surely_filled() -> None:
+    """16 clients of a server that runs one batch at once alternate in batches of 8; 64 fill batches of 16."""
+    device = device_of(0.040, 0.003)
+
+    def batcher(size: int, wait_ms: float = 0.0) -> Batcher:
+        parameters = BatchingParameters(max_batch_size=size, batch_timeout_micros=round(1e3 * wait_ms))
+        return configured(Configuration(batching=parameters, dialect="http"))
+
+    loops = [(batcher(16), 16), (batcher(3, 127.0), 16), (batcher(64), 16), (batcher(1), 1), (batcher(1), 16)]
+    twin = calibrate(
+        [observed(one, Traffic(clients=clients), device, tells=False) for one, clients in loops]
+    )
+    assert twin.rows_max == 8
+    most_rps = 16 / float(device.tau_s[16])
+    known = twin.predict(batcher(16), Traffic(clients=16))
+    beyond = twin.predict(batcher(16), Traffic(clients=64))
+    assert not known.extrapolated
+    assert [reason.code for reason in beyond.extrapolations] == ["rows_beyond"]
+    assert beyond.throughput.value == pytest.approx(most_rps, rel=0.1)
+    full = observed(batcher(16), Traffic(clients=32), device, tells=False)
+    assert calibrate([full]).rows_max == 16

@@ -101,7 +101,7 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     measured = [
         trial
         for trial in without_superseded(trials)
-        if trial.measurement is not None and trial.configuration.known
+        if trial.measurement is not None and _says_rows(trial.configuration)
     ]
     if not measured:
         raise TwinError(
@@ -123,6 +123,13 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
     if chosen is not None:
         base, base_name = chosen.configuration, "the recommended configuration"
     return Calibrated(run=run, scenario=scenario, trials=trials, twin=twin, base=base, base_name=base_name)
+
+
+def _says_rows(configuration: Configuration) -> bool:
+    """Whether the rows of a batch are bounded by a known parameter, or by a default that TensorFlow Serving documents."""
+    batching = configuration.batching
+    own_default = configuration.dialect == "http" and batching is not None and batching.max_batch_size is None
+    return configuration.known and not own_default
 
 
 def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:

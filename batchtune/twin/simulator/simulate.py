@@ -114,8 +114,8 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
     `cpus`: those that the server may run on (`target.cpus`); None: those of this process.
     """
     parameters = configuration.batching
-    if configuration.dialect == "triton" or (configuration.instances_flag and parameters is None):
-        return _tritons_batcher(configuration)
+    if configuration.dialect != "tfserving":
+        return _batcher_of_another_server(configuration)
     if parameters is None:
         return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
     size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
@@ -146,14 +146,15 @@ def left_out(configuration: Configuration) -> tuple[str, ...]:
     return (TRITONS_AHEAD, *(f"{name} is not simulated" for name in named))
 
 
-def _tritons_batcher(configuration: Configuration) -> Batcher:
-    """Make Triton's scheduler: its queue has no limit, and without batching each instance runs one request."""
+def _batcher_of_another_server(configuration: Configuration) -> Batcher:
+    """Make the scheduler of Triton, or of a server of kind http: its queue has no limit, and one batch runs at once
+    where the configuration does not say how many; without batching each instance runs one request."""
     parameters = configuration.batching
     if parameters is None:
         instances = int(dict(configuration.flags).get(configuration.instances_flag, 1))
         return Batcher(max_batch_size=None, batch_threads=instances)
     return Batcher(
-        max_batch_size=parameters.max_batch_size,
+        max_batch_size=parameters.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
         batch_timeout_s=(parameters.batch_timeout_micros or 0) / 1e6,
         batch_threads=parameters.num_batch_threads or 1,
     )

@@ -174,9 +174,9 @@ def rendered(
             return format_k8s(configuration, file or parameters_file(configuration), model=model)
         case "kserve":
             return format_kserve(configuration, file or parameters_file(configuration), model=model)
-        case "json":
+        case "json" if configuration.dialect != "http":
             return json.dumps(configuration.to_dict(), indent=2) + "\n"
-        case "http":
+        case "json" | "http":
             return json.dumps(configuration.server_values(rows_per_request), indent=2) + "\n"
 
 

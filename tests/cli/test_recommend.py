@@ -196,6 +196,46 @@ def test_what_a_dialect_cannot_say_is_refused_before_anything_is_said(tmp_path, 
     assert not (run.path / "recommendation.json").exists()
 
 
+@pytest.fixture
+def own_run(tmp_path: Path) -> Run:
+    """A sweep of a server of kind http."""
+    scenario = scenario_of(
+        target={
+            "kind": "http",
+            "url": "http://h/score",
+            "launch": ["true"],
+            "set": {"env": {"max_batch": "MAX_BATCH", "wait_ms": "WAIT_MS"}},
+            "means": {"rows": "max_batch", "wait_ms": "wait_ms"},
+        },
+        request={"body": {"x": "{{row}}"}},
+        search={"space": {"max_batch": [1, 8], "wait_ms": [0, 2]}},
+    )
+    run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
+    trial = planted(1, batching={}, throughput=900, p95_s=0.01)
+    own = scenario.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000})
+    run.append(asked(trial, configuration=own), None)
+    return run
+
+
+@pytest.mark.parametrize("dialect", ["flags", "docker", "k8s", "kserve", "triton", "tfserving", "cortex"])
+def test_the_format_of_another_server_is_refused_of_one_of_kind_http(own_run, capsys, dialect):
+    with pytest.raises(UsageError, match=f"--format {dialect}: the server is of kind http") as told:
+        run_recommend(own_run.path, {}, dialect=dialect, write=None, results=own_run.path, json=False)
+    assert "--format json" in told.value.hint
+    assert capsys.readouterr().out == ""
+    assert not (own_run.path / "recommendation.json").exists()
+
+
+def test_json_of_a_server_of_kind_http_has_its_own_words(own_run, capsys, tmp_path):
+    file = tmp_path / "own.json"
+    run_recommend(own_run.path, {}, dialect="json", write=file, results=own_run.path, json=False)
+    assert json.loads(file.read_text()) == {"max_batch": 8, "wait_ms": 2}
+    capsys.readouterr()
+    run_recommend(own_run.path, {}, dialect="json", write=None, results=own_run.path, json=False)
+    out = capsys.readouterr().out
+    assert out.endswith(file.read_text() + "\n")
+
+
 def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     file = tmp_path / "config.pbtxt"
     file.write_text("kept")

@@ -17,7 +17,7 @@ from batchtune.archive.run import Run, create_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app, main
 from batchtune.cli.commands import ask_twin as cli_calibrated
-from batchtune.errors import TwinError
+from batchtune.errors import TwinError, UsageError
 from batchtune.report.twin_text import measured_text, note_when_slow
 from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
@@ -524,8 +524,40 @@ def test_a_server_whose_batch_rows_nobody_named_has_no_twin(tmp_path: Path) -> N
     with pytest.raises(
         TwinError, match=r"without target\.means\.rows, which the simulator does not support"
     ) as told:
-        cli_calibrated.calibrated_run(run.path, results=tmp_path, quiet=True)
+        cli_calibrated.calibrated_run(run, quiet=True)
     assert "add means: {rows: PARAMETER} to target" in told.value.hint
+
+
+OWN_WORDS = (("max_batch_size", "max_batch", 1), ("batch_timeout_micros", "wait_ms", 1000))
+
+
+def test_the_simulator_is_asked_in_the_own_words_of_a_server() -> None:
+    asked = cli_calibrated.asked_values(["max_batch=8,16", "wait_ms=0.5"], words=OWN_WORDS)
+    assert asked == {"max_batch_size": [8, 16], "batch_timeout_micros": [500]}
+    base = Configuration(batching=BatchingParameters(max_batch_size=4), dialect="http", words=OWN_WORDS)
+    labels = [one.label() for one in cli_calibrated.asked_configurations(base, asked)]
+    assert labels == ["max_batch=8 wait_ms=0.5", "max_batch=16 wait_ms=0.5"]
+
+
+def test_a_parameter_that_no_word_of_the_server_means_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"--set max_bach: .*target\.means") as told:
+        cli_calibrated.asked_values(["max_bach=8"], words=OWN_WORDS)
+    assert "'max_batch'" in told.value.hint
+    with pytest.raises(UsageError, match="--set max_enqueued_batches"):
+        cli_calibrated.asked_values(["max_enqueued_batches=8"], words=OWN_WORDS)
+    with pytest.raises(UsageError, match="--set wait_ms: 'soon' is not a number"):
+        cli_calibrated.asked_values(["wait_ms=soon"], words=OWN_WORDS)
+
+
+def test_batching_that_is_asked_for_runs_as_many_batches_at_once_as_the_base() -> None:
+    words = (*OWN_WORDS, ("num_batch_threads", "workers", 1))
+    base = Configuration(
+        batching=None, flags=(("model", "x"), ("num_batch_threads", "3")), dialect="http", words=words
+    )
+    (asked,) = cli_calibrated.asked_configurations(base, {"max_batch_size": [8]})
+    assert asked.label() == "max_batch=8 workers=3 model=x"
+    (off,) = cli_calibrated.asked_configurations(base, {"enable_batching": [False]})
+    assert off == base
 
 
 def test_without_any_run_the_sweep_is_named(ask: Ask, tmp_path: Path) -> None:

@@ -360,9 +360,7 @@ def test_a_server_that_reports_no_batches_is_known_up_to_those_that_its_clients_
         return configured(Configuration(batching=parameters, dialect="http"))
 
     loops = [(batcher(16), 16), (batcher(3, 127.0), 16), (batcher(64), 16), (batcher(1), 1), (batcher(1), 16)]
-    twin = calibrate(
-        [observed(one, Traffic(clients=clients), device, tells=False) for one, clients in loops]
-    )
+    twin = calibrate([observed(one, Traffic(clients=clients), device, tells=False) for one, clients in loops])
     assert twin.rows_max == 8
     most_rps = 16 / float(device.tau_s[16])
     known = twin.predict(batcher(16), Traffic(clients=16))

@@ -16,6 +16,7 @@ from batchtune.batching.parameters import (
     LENGTH_BUCKETS,
     PARAMETER_NAMES,
     Configuration,
+    ServerWord,
     did_you_mean,
     to_dict,
 )
@@ -35,7 +36,7 @@ from batchtune.plain_values import as_text, to_plain
 from batchtune.report.findings import worded
 from batchtune.report.twin_text import Simulated, accuracy_text, note_when_slow, print_plan, print_simulations
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.scenario.spec.knobs import KNOBS, configuration_of
+from batchtune.scenario.spec.knobs import KNOBS, configuration_of, http_configuration
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation, capacity_of
@@ -80,15 +81,13 @@ class Calibrated:
         return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps)
 
 
-def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrated:
-    """Calibrate the twin from the trials of the run in `path`; None: the latest sweep under `results`.
+def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:
+    """Calibrate the twin from the trials of a run.
 
     Raises:
-        ArchiveError: no such run.
         TwinError: no trial can be used, or the run is of a kind that the twin does not know; the hint says
             what helps.
     """
-    run = asked_run(path, results=results)
     scenario = run.scenario()
     if scenario.target.models or not scenario.sizes_batches:
         whose = "several models" if scenario.target.models else "a server that batches continuously"
@@ -126,21 +125,23 @@ def calibrated_run(path: Path | None, *, results: Path, quiet: bool) -> Calibrat
 
 
 def _says_rows(configuration: Configuration) -> bool:
-    """Whether the rows of a batch are bounded by a known parameter, or by a default that TensorFlow Serving documents."""
+    """Whether the rows of a batch are bounded by a known parameter, or by a default that is documented."""
     batching = configuration.batching
     own_default = configuration.dialect == "http" and batching is not None and batching.max_batch_size is None
     return configuration.known and not own_default
 
 
-def asked_values(settings: Sequence[str]) -> dict[str, list[Any]]:
+def asked_values(settings: Sequence[str], *, words: Sequence[ServerWord] = ()) -> dict[str, list[Any]]:
     """Parse the texts of --set, `KEY=VALUE[,VALUE…]`, into parameter -> values; those of a repeated key are
     joined.
+
+    `words`: the parameters of a server of kind http by its own names and units; () of any other.
 
     Raises:
         UsageError: an unknown parameter, a value of another type, or more than 500 combinations.
     """
     choices: dict[str, list[Any]] = {}
-    for name, values in map(_choices, settings):
+    for name, values in (_choices(text, words) for text in settings):
         choices[name] = list(dict.fromkeys([*choices.get(name, ()), *values]))
     combinations = math.prod(map(len, choices.values()))
     most_configurations = 500
@@ -170,18 +171,24 @@ def asked_configurations(
             raise UsageError(
                 f"--set {name}: only the bundled server groups requests by length", hint="leave it out"
             )
-    values = {} if base.batching is None else to_dict(base.batching)
     if base.batching is None and not choices:
         return [base]
+    flags = dict(base.flags)
+    values = {} if base.batching is None else to_dict(base.batching)
+    if base.dialect == "http" and base.instances_flag in flags:
+        values[base.instances_flag] = int(flags.pop(base.instances_flag))
     configurations = []
     for combination in itertools.product(*choices.values()):
         point = dict(zip(choices, combination, strict=True))
         if base.batching is None and point.keys() - {"enable_batching"}:
             point.setdefault("enable_batching", True)
         kept = _without_stale_sizes(values, point)
+        if base.dialect == "http":
+            configurations.append(http_configuration(flags, kept, point, words=base.words))
+            continue
         asked = configuration_of(kept, point, searched=())
-        flags = tuple(flag for flag in base.flags if flag[0] != LENGTH_BUCKETS or LENGTH_BUCKETS not in point)
-        configurations.append(replace(base, batching=asked.batching, flags=(*flags, *asked.flags)))
+        own = tuple(flag for flag in base.flags if flag[0] != LENGTH_BUCKETS or LENGTH_BUCKETS not in point)
+        configurations.append(replace(base, batching=asked.batching, flags=(*own, *asked.flags)))
     return list(dict.fromkeys(configurations))
 
 
@@ -225,47 +232,66 @@ def notes_on_lengths(calibrated: Calibrated) -> list[str]:
     return notes
 
 
-def _choices(text: str) -> tuple[str, list[Any]]:
-    """Parse one text of --set; return (parameter, values).
+def _choices(text: str, words: Sequence[ServerWord]) -> tuple[str, list[Any]]:
+    """Parse one text of --set; return (parameter, values), by our names and in our units.
 
     Raises:
         UsageError: no KEY=VALUE, or a parameter or value that cannot be simulated.
     """
-    name, equals, given = text.partition("=")
-    name = name.strip()
+    word, equals, given = text.partition("=")
+    word = word.strip()
     if not equals or not given.strip():
-        raise UsageError(
-            f"--set {text}: expected KEY=VALUE", hint="for instance --set max_batch_size=16,32,64"
-        )
-    name = {word: house for house, word in WORDS.items()}.get(name, name)
+        example = next((f"{own}=8,16" for _, own, _ in words), "max_batch_size=16,32,64")
+        raise UsageError(f"--set {text}: expected KEY=VALUE", hint=f"for instance --set {example}")
+    name, units = _in_house(word, words)
     if name in SETTINGS:
         raise UsageError(f"--set {name}: the simulator lacks it", hint="`batchtune sweep` measures it")
     if name == LENGTH_BUCKETS:
         return name, [given]
-    if name not in KNOBS:
-        raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
     if name == "allowed_batch_sizes":
         return name, [tuple(_value(name, size) for size in given.split(","))]
-    return name, [_value(name, value) for value in given.split(",")]
+    return name, [_value(name, value, word=word, units=units) for value in given.split(",")]
 
 
-def _value(name: str, text: str) -> Any:
-    """Parse one value of a parameter: true or false, a thread pool's name, else a whole number within the
-    parameter's range.
+def _in_house(word: str, words: Sequence[ServerWord]) -> tuple[str, int]:
+    """Return our name for a parameter, and how many of our units one of the given values is.
+
+    Raises:
+        UsageError: the simulator, or a server with these words, has no such parameter.
+    """
+    own = {theirs: (ours, units) for ours, theirs, units in words}
+    if word in own:
+        return own[word]
+    name = {theirs: ours for ours, theirs in WORDS.items()}.get(word, word)
+    if words and name not in {"enable_batching", *(ours for ours, _, _ in words)}:
+        raise UsageError(
+            f"--set {word}: none of the parameters in target.means", hint=did_you_mean(word, tuple(own))
+        )
+    if name not in (*KNOBS, *SETTINGS, LENGTH_BUCKETS):
+        raise UsageError(f"--set {name}: no batching parameter", hint=did_you_mean(name, KNOBS))
+    return name, 1
+
+
+def _value(name: str, text: str, *, word: str = "", units: int = 1) -> Any:
+    """Parse one value of a parameter: true or false, a thread pool's name, else a number within the parameter's range.
+
+    `word`: the name that was given for it. `units`: how many of our units one of the given is; from 2 on parts of one
+    may be given.
 
     Raises:
         UsageError: it is none.
     """
-    text = text.strip()
+    text, word = text.strip(), word or name
     if text in ("true", "false"):
         return text == "true"
     if name == "thread_pool_name":
         return text
     try:
-        number = int(text)
-    except ValueError as error:
+        number = int(text) if units == 1 else round(float(text) * units)
+    except (ValueError, OverflowError) as error:
+        hint = "timeouts are in microseconds: 2000 is 2 ms" if word == name else ""
         raise UsageError(
-            f"--set {name}: {text!r} is not a whole number", hint="timeouts are in microseconds: 2000 is 2 ms"
+            f"--set {word}: {text!r} is not a {'whole ' if units == 1 else ''}number", hint=hint
         ) from error
     int64_max = 2**63 - 1
     least = 0 if name in ("batch_timeout_micros", "max_enqueued_batches") else -int64_max
@@ -278,7 +304,7 @@ def _value(name: str, text: str) -> Any:
     if not least <= number <= most:
         upper = "" if most == int64_max else f" to {most:,}"
         raise UsageError(
-            f"--set {name}={number}: out of its range", hint=f"give a whole number from {least}{upper}"
+            f"--set {word}={text}: out of its range", hint=f"give a whole number from {least}{upper}"
         )
     return number
 
@@ -308,10 +334,11 @@ def run_simulate(
 
     Raises:
         UsageError: options that cannot be parsed or give too many points.
-        ArchiveError, TwinError: as `calibrated_run`.
+        ArchiveError, TwinError: as `asked_run` and `calibrated_run`.
     """
-    loads, choices = points_of(rate=rate, concurrency=concurrency), asked_values(settings)
-    calibrated = calibrated_run(path, results=results, quiet=quiet)
+    loads, run = points_of(rate=rate, concurrency=concurrency), asked_run(path, results=results)
+    choices = asked_values(settings, words=run.scenario().target.words)
+    calibrated = calibrated_run(run, quiet=quiet)
     by_length = calibrated.scenario.target.runs == "bundled"
     configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     traffics, notes = _traffics(calibrated, loads)
@@ -480,11 +507,12 @@ def run_plan(
 
     Raises:
         UsageError: no rate, no latency limit, or options that cannot be parsed.
-        ArchiveError, TwinError: as `calibrated_run`.
+        ArchiveError, TwinError: as `asked_run` and `calibrated_run`.
     """
     rate_rps, down = _rate_rps(rate), failing_of(failing)
-    promises, choices = promised(limits), asked_values(settings)
-    calibrated = calibrated_run(path, results=results, quiet=quiet)
+    promises, run = promised(limits), asked_run(path, results=results)
+    choices = asked_values(settings, words=run.scenario().target.words)
+    calibrated = calibrated_run(run, quiet=quiet)
     scenario = calibrated.scenario
     slo = _promise(promises, scenario)
     by_length = calibrated.scenario.target.runs == "bundled"

@@ -124,7 +124,8 @@ def conclude(
         NoFeasibleConfigurationError, InconclusiveError, MeasurementInvalidError, TargetError: no
             configuration is known to meet the SLO; with `json` a document says so too. A sweep then deletes
             an earlier answer.
-        BatchingParametersError: the dialect cannot express the parameters; nothing was printed or written.
+        UsageError: the dialect is not one of this kind of server, or (BatchingParametersError) cannot express the
+            parameters; nothing was printed or written.
     """
     try:
         chosen = _recommended(run, scenario, trials, slo)
@@ -138,6 +139,11 @@ def conclude(
         raise
     own_dialect = chosen.configuration.dialect
     dialect = dialect or own_dialect
+    if own_dialect == "http" and dialect not in ("http", "json"):
+        raise UsageError(
+            f"--format {dialect}: the server is of kind http, and has parameters of its own",
+            hint="leave it out, or take --format json: each parameter by the server's name, with its value",
+        )
     text = ""
     if dialect != "docker" and not (json and write is None):
         text = formatted(chosen, dialect, run.model_config(), scenario=scenario)

@@ -277,7 +277,7 @@ class Driver:
         for index in pending[timed_out].tolist():
             self._recorder.fail(index, Status.TIMEOUT, f"no answer within {timeout_s:g} s")
         for index in pending[ended & ~timed_out & was_sent].tolist():
-            self._recorder.fail(index, Status.UNFINISHED, "no answer before the drain ended")
+            self._recorder.fail(index, Status.UNFINISHED, "no answer before the client stopped waiting")
         for index in pending[ended & ~timed_out & ~was_sent].tolist():
             self._recorder.fail(index, Status.UNSENT, "no connection or stream came free for it")
         self._client.cancel(pending[ended & was_sent].tolist())

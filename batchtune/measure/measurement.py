@@ -523,7 +523,7 @@ def _own_caveats(run: CountedRequests, window: Window, errors: Mapping[str, int]
         return [caveat("nothing_measured", window_s=window.seconds, warm_up_s=window.start_ns / 1e9)]
     caveats = []
     if errors:
-        classes = ", ".join(f"{name} {count}" for name, count in errors.items())
+        classes = ", ".join(f"{count} {name}" for name, count in errors.items())
         first = _first_answer(run.samples, errors)
         failed = sum(errors.values())
         figures = {"errors": failed, "requests": requests * run.samples.one_in}

@@ -92,7 +92,7 @@ def gate_table(account: Account) -> list[list[str]]:
     """Return a table, headings first, with a row for each gate; empty where no gate was judged."""
     conclusion = account.conclusion
     all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
-    headings = ["figure", account.baseline, account.candidate, "median of pairs", "margin", "verdict"]
+    headings = ["figure", account.baseline, account.candidate, "change [interval]", "margin", "verdict"]
     rows = [
         _row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings
     ]
@@ -116,16 +116,20 @@ def closing(account: Account) -> list[tuple[str, str]]:
 def test_text(account: Account) -> str:
     """Return how many blocks were measured, and with which error rate; none is stated for a stored baseline."""
     conclusion = account.conclusion
-    over = f"over {counted(len(conclusion.findings), 'gate')}"
-    rare = f"in at most {rounded(conclusion.error_rate * 100)} % of checks {over}"
+    open_ = any(finding.state == "open" for finding in conclusion.findings)
+    undecided = " Undecided: the interval contains the margin." if open_ else ""
+    rate = f"{rounded(conclusion.error_rate * 100)} %"
+    rare = f"A check of two equal servers fails in at most {rate} of cases.{undecided}"
     if not conclusion.confirms:
-        return f"{counted(conclusion.blocks, 'block')}, one look. Equal servers fail {rare}."
-    fresh = f" and {conclusion.fresh_blocks} confirmation blocks" if conclusion.fresh_blocks else ""
-    blocks = f"{counted(conclusion.blocks, 'block')} of at most {conclusion.blocks_max}{fresh}, "
+        return f"{counted(conclusion.blocks, 'block')}, judged once. {rare}"
+    fresh = (
+        f", then {counted(conclusion.fresh_blocks, 'confirmation block')}" if conclusion.fresh_blocks else ""
+    )
+    blocks = f"{counted(conclusion.blocks, 'block')} ({conclusion.blocks_max} at most){fresh}; "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences; the error rate is not known."
-    return f"{blocks}Equal servers reach confirmation {rare}."
+    return f"{blocks}{rare}"
 
 
 def attribution_text(attribution: Attribution) -> str:
@@ -199,6 +203,8 @@ def change_text(finding: Finding, *, ends: bool = True) -> str:
     """
     change = finding.change
     unit = "points" if finding.gate.is_absolute else "%"
+    if change.value == change.low == change.high == 0.0:
+        return "none"
     value = f"{_signed(change.value)} {unit}"
     if not ends or not (math.isfinite(finding.worsening.low) or math.isfinite(finding.worsening.high)):
         return value
@@ -251,7 +257,7 @@ def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
         rounded(finding.after * scale),
         change_text(finding),
         margin,
-        _state_text(finding) + (f" after {counted(finding.blocks, 'block')}" if tells_blocks else ""),
+        _state_text(finding) + (f" (in {counted(finding.blocks, 'block')})" if tells_blocks else ""),
     ]
 
 
@@ -260,7 +266,7 @@ def _state_text(finding: Finding) -> str:
     if finding.confirmed is not None:
         return f"{shown}, confirmed" if finding.confirmed else f"{shown}: not confirmed"
     only_once = finding.state == "open" and finding.worsening.low > finding.gate.limit
-    return f"{shown}: seen once" if only_once else shown
+    return f"{shown}: only the confirmation shows it" if only_once else shown
 
 
 def _telling(conclusion: Conclusion) -> Sequence[Finding]:

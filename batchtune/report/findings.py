@@ -107,7 +107,7 @@ def worded(document: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Marks such as `[a]` that follow figures in a table and refer to the caveats below it.
+    """Marks such as `(a)` that follow figures in a table and refer to the caveats below it.
 
     `caveats`: row or column, such as a variant or a load point -> its caveats. Each code of a caveat has one
     letter. A caveat that touches all figures of a row is marked at the row's heading only.
@@ -120,19 +120,19 @@ class Marks:
         return self.marked(whose, whose, "everything")
 
     def marked(self, text: str, whose: str | Sequence[str], *kinds: Touches) -> str:
-        """Return the text, then the mark of the caveats that touch figures of these kinds: `2,000 [a, c]`.
+        """Return the text, then the mark of the caveats that touch figures of these kinds: `2,000 (a, c)`.
 
         `whose`: the row or column whose caveats count, or several. Without such caveats there is no mark.
         """
         names = [whose] if isinstance(whose, str) else whose
         noted = (caveat for name in names for caveat in self.caveats[name] if touches(caveat) in kinds)
         touching = sorted({self._letters()[caveat.code] for caveat in noted})
-        return f"{text} [{', '.join(touching)}]" if touching else text
+        return f"{text} ({', '.join(touching)})" if touching else text
 
     def lines(self, *, named: str = "") -> list[str]:
-        """Return a line for each caveat: `[a] (whose) text — advice`; an advice given before is `as for [a]`.
+        """Return a line for each caveat: `(a) whose: text — advice`; an advice given before is `as for (a)`.
 
-        `(whose)` is left out where the caveat concerns all. `named`: the kind of things that have caveats,
+        `whose` is left out where the caveat concerns all. `named`: the kind of things that have caveats,
         such as "clients".
         """
         lines: list[str] = []
@@ -141,10 +141,10 @@ class Marks:
             letter, caveat = self._letters()[code], list(concerned.values())[-1]
             advice = advice_of(caveat)
             names = f"{named} {', '.join(concerned)}".strip()
-            whose = "" if len(concerned) == len(self.caveats) else f"({names}) "
+            whose = "" if len(concerned) == len(self.caveats) else f"{names}: "
             earlier = first_with.setdefault(advice, letter)
-            shown = advice if earlier == letter else f"as for [{earlier}]"
-            lines.append(f"[{letter}] {whose}{text_of(caveat)} — {shown}")
+            shown = advice if earlier == letter else f"as for ({earlier})"
+            lines.append(f"({letter}) {whose}{text_of(caveat)} — {shown}")
         return lines
 
     def concerned(self) -> dict[str, dict[str, Coded]]:

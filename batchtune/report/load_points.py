@@ -129,8 +129,14 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
     if measured:
         rows = _rows(measured, named=named, limits=limits, marks=marks)
         tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
-        letters = "; marks such as [a] refer to the warnings below" if marks.lines() else ""
-        tables.print_text(f"Brackets are 95 % intervals{letters}.", "")
+        shown = "".join(cell for row in rows for cell in row)
+        meanings = {
+            "[≥": "[≥ …]: the upper end is not known",
+            "unbounded": "unbounded: too many requests failed",
+            "(a)": "marks such as (a) refer to the warnings below",
+        }
+        explained = (text for sign, text in meanings.items() if sign in shown)
+        tables.print_text(f"{'; '.join(['Brackets are 95 % intervals', *explained])}.", "")
     telling = {load: limits[load] for load, point in measured.items() if spoilt_by(point) is None}
     tables.print_text(
         *_endpoint_lines(measured, named),
@@ -253,7 +259,8 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
     advised = [own for _, own in groups if own.kind != "none" or own.advice.code == "lower_load"]
     for loads, bottleneck in groups:
         where = "" if len(loads) == points else f" ({named} {', '.join(loads)})"
-        at = "" if len(loads) == 1 else f"at {loads[-1]} "
+        last = f"{loads[-1]} clients" if named == "clients" else f"{named} {loads[-1]}"
+        at = "" if len(loads) == 1 else f"at {last}, "
         advises = bottleneck in advised or not advised
         yield f"Bottleneck{where}: {bottleneck_sentence(bottleneck, at=at, advises=advises)}"
 

@@ -44,8 +44,7 @@ def print_answer(
 
     asked = words.workload(scenario, chosen, with_slo=False, brief=True)
     tables.print_text(*filter(None, (run, asked)))
-    unsure = "" if chosen.established else " (not confirmed)"
-    tell("Recommended", f"{use_text(chosen)}{unsure}", bold=True)
+    tell("Recommended", f"{use_text(chosen)}{words.unconfirmed_text(chosen)}", bold=True)
     tell("Gain", *filter(None, [" ".join(words.gain_sentences(chosen))]), bold=True)
     tell("", words.figures_sentence(chosen))
     tell("", *tables.aligned(compared_table(chosen)), whole=True)
@@ -55,7 +54,9 @@ def print_answer(
     tell("Why", words.why_sentence(chosen))
     if chosen.bottleneck is not None:
         tell("Bottleneck", words.capitalised(words.bottleneck_sentence(chosen.bottleneck)))
-    resumed = "`confirm` continues this sweep; --budget is the total time."
+    resumed = (
+        "The command behind `confirm` continues this sweep; its --budget includes the time already spent."
+    )
     more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
     tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
     failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code == "some_failed")
@@ -265,7 +266,7 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
     names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
     labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
-    rate_headings = ["met /s", "missed /s"] if objective == "capacity" else ["requests/s"]
+    rate_headings = ["met /s", "limit below /s"] if objective == "capacity" else ["requests/s"]
     of_models = [name for name in contenders[0].latency_s if ":" in name]
     quantiles = [name for name in of_models if name.endswith(":p95")]
     quantiles = quantiles or ["ttft_p95", "itl_p99", "p50", "p95", "p99"]
@@ -273,14 +274,11 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
         "named by": names,
         "configuration": labels,
         **dict(zip(rate_headings, map(list, rates), strict=True)),
-        **{
-            f"{name} ms": [tables.span(contender.latency_s.get(name), scale=1e3) for contender in contenders]
-            for name in quantiles
-        },
+        **{f"{name} ms": [_latency(contender, name) for contender in contenders] for name in quantiles},
         "mean batch": [rounded(contender.mean_batch_rows) for contender in contenders],
         "limited by": [words.limit_word(contender.bottleneck) for contender in contenders],
         "runs": [str(contender.runs) for contender in contenders],
-        "gain [least, most]": gains,
+        "gain [least, most]" if any("[" in gain for gain in gains) else "gain": gains,
     }
 
 
@@ -306,5 +304,11 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
         return ["–", "–"]
     held = rounded(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
     held += " by loops" if contender.capacity.by_loops else ""
-    bound = "≤ " if contender.capacity.is_bound and contender.capacity.missed_rps is not None else ""
-    return [held, f"{bound}{rounded(contender.capacity.missed_rps)}"]
+    return [held, rounded(contender.capacity.missed_rps)]
+
+
+def _latency(contender: Recommendation | Compared, name: str) -> str:
+    """Return the cell of a latency in ms, marked where it is that of a rate that missed the SLO."""
+    text = tables.span(contender.latency_s.get(name), scale=1e3)
+    met_none = contender.capacity is not None and not contender.capacity.held_rps
+    return f"{text} (missed)" if met_none and text != "–" else text

@@ -93,28 +93,28 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
     that is."""
     promise = ", ".join(f"{limit.name} ≤ {rounded_duration(limit.seconds)}" for limit in plan.limits)
     latencies = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in plan.latency_s.items())
-    label = "extrapolated: " if plan.extrapolated else ""
+    label = " (extrapolated)" if plan.extrapolated else ""
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
     tables.print_text(
-        f"{label}{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}",
+        f"{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}{label}",
         bold=True,
     )
     replicas = plan.replicas
+    spread = "" if replicas.low == replicas.high else f" ({replicas.low:,.0f} to {replicas.high:,.0f})"
     lines = [
         (
-            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough with 95 % probability (median "
-            f"{replicas.value:,.0f}, 95 % interval {replicas.low:,.0f} to {replicas.high:,.0f}); the simulator's "
-            "own error (see Accuracy) comes on top."
+            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough by 95 % of the simulator's "
+            f"fits to the trials{spread}. Its own error (see Accuracy) is not included."
         ),
         f"Configuration of each replica: {configuration.label()}.",
         (
-            f"One replica, as simulated: at most {tables.interval(plan.per_replica_rps)} requests/s "
-            f"within these limits, saturated at {rounded(plan.saturation_rps)}."
+            f"Capacity of each replica, simulated: {tables.interval(plan.per_replica_rps)} requests/s within these "
+            f"limits; saturated at {rounded(plan.saturation_rps)}. The plan counts on this capacity."
         ),
-        *([] if plan.measured is None else [f"Measured: {measured_text(plan.measured, plan.twin_rps)}."]),
+        *([] if plan.measured is None else [_measured_line(plan, plan.measured)]),
         f"Predicted, with requests sent {labels('routes')[plan.routing]}: {latencies}.",
         *([] if plan.failure is None else [_failure_line(plan, plan.failure)]),
-        f"Without latency limits: {counted(plan.by_saturation_alone, 'replica')}, each at 90 % of saturation.",
+        f"Without latency limits: {counted(plan.by_saturation_alone, 'replica')}, each at most at 90 % of saturation.",
         f"Accuracy: {accuracy_text(twin)}. Calibrated from {counted(twin.observations, 'trial')} of {run}.",
         "Brackets are 95 % intervals.",
         *(f"Note: {text_of(note)}." for note in plan.notes),
@@ -135,8 +135,8 @@ def accuracy_text(twin: Twin) -> str:
     )
     trials = counted(error.left_out, "trial")
     return (
-        f"the simulator was {percentage(error.mape)} off on average in {trials} that it was not calibrated with "
-        f"(medians: {medians})"
+        f"the simulator's mean error was {percentage(error.mape)} in {trials} that it was not calibrated with "
+        f"(median errors: {medians})"
     )
 
 
@@ -150,18 +150,36 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
     if measured.missed_rps is None:
-        ends, text = f"{held}/s and more", f"one replica met the SLO at {held}/s; no rate missed it"
+        ends, text = (
+            f"{held}/s and more",
+            f"one replica met the SLO at {held}/s; no rate that misses it was found",
+        )
     elif measured.held_rps:
-        ends, text = f"{held}-{missed}/s", f"one replica met the SLO at {held}/s; capacity below {missed}/s"
+        ends, text = (
+            f"{held}-{missed}/s",
+            f"one replica met the SLO at {held}/s; its capacity is below {missed}/s",
+        )
     else:
         ends, text = (
             f"0-{missed}/s",
-            f"no run at a fixed rate met the SLO; capacity of one replica below {missed}/s",
+            f"no run at a fixed rate met the SLO; the capacity of one replica is below {missed}/s",
         )
     if measured.hold(twin_rps):
         return text
     says = f"the simulator predicts {rounded(twin_rps)}/s, outside the measured {ends}, so the measured rate counts"
     return f"{text}; {says}"
+
+
+def _measured_line(plan: ReplicaPlan, measured: MeasuredRates) -> str:
+    """Return what was measured of one replica, and how many the highest rate that was met would need where those are
+    more than planned."""
+    line = f"Measured: {measured_text(measured, plan.twin_rps)}."
+    if not measured.held_rps:
+        return line
+    needed = math.ceil(plan.rate_rps / measured.held_rps)
+    if needed <= _left(plan):
+        return line
+    return f"{line} At {rounded(measured.held_rps)}/s each, {counted(needed, 'replica')} are needed."
 
 
 def _left(plan: ReplicaPlan) -> int:

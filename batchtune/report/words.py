@@ -111,6 +111,7 @@ def sentence(text: str) -> str:
 
 
 NO_DIFFERENCE: Final = "no measurable difference"
+NO_MISS: Final = "no rate that misses the SLO was found"
 
 
 # What was asked, and who answers.
@@ -276,8 +277,13 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
         case "none":
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
-            never = "" if other.keeps else ", which met the SLO at no rate tried"
-            return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}{never}."
+            never = "" if other.keeps else f" No rate tried met the SLO {_under(other.name)}."
+            return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}.{never}"
+
+
+def _under(name: str) -> str:
+    """Return the adverbial of a reference: `without batching`, `with the server's defaults`."""
+    return "without batching" if name == "no_batching" else f"with {reference_text(name)}"
 
 
 def _gained_what(chosen: Recommendation) -> str:
@@ -312,7 +318,7 @@ def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
 
 
 def figures_sentence(chosen: Recommendation) -> str:
-    """State the measured figures of the recommended configuration: `Capacity 84,600/s met in 3 of 3
+    """State the measured figures of the recommended configuration: `Capacity 84,600/s: met in 3 of 3
     confirmation runs (p95 9.40 ms); …`.
 
     With another objective than capacity: its requests/s and a latency quantile.
@@ -367,31 +373,33 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def capacity_text(capacity: Capacity, latency: str = "") -> str:
-    """State a capacity and where it ends: `capacity 84,600/s held in 3 of 3 confirmation runs (p95 …); missed
+    """State a capacity and where it ends: `capacity 84,600/s: met in 3 of 3 confirmation runs (p95 …); missed
     at 99,600/s`.
 
     `latency`: the text in brackets.
     """
     runs = capacity.held + capacity.missed
     if capacity.by_loops:
-        how = "by closed loops alone"
+        how = " by closed loops alone"
     elif capacity.search_rps is not None:
         share = percentage(capacity.held_rps / capacity.search_rps)
-        how = f"is {share} of the {rounded(capacity.search_rps)}/s that the search met"
+        how = f" is {share} of the {rounded(capacity.search_rps)}/s that the search met"
         if runs:
             how += f"; {capacity.held} of {counted(runs, 'confirmation run')} at it or more met the SLO"
     elif not runs:
-        how = "by the search alone"
+        how = " by the search alone"
     else:
-        how = f"met in {capacity.held} of {counted(runs, 'confirmation run')}"
+        how = f": met in {capacity.held} of {counted(runs, 'confirmation run')}"
     shown = f" ({latency})" if latency else ""
-    missed = "no rate was clearly missed"
+    missed = NO_MISS
     if capacity.missed_rps is not None:
-        missed = f"{'at most' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
+        missed = (
+            f"{'the limit is below' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
+        )
     likely = ""
     if capacity.crossing_rps is not None:
-        likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit: "
-    return f"capacity {likely}{rounded(capacity.held_rps)}/s {how}{shown}; {missed}"
+        likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
+    return f"capacity {likely}{rounded(capacity.held_rps)}/s{how}{shown}; {missed}"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
@@ -468,13 +476,11 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             return f"only {question.held} of {runs} {met}"
         case "wide":
             if question.high is None:
-                return "no rate was clearly missed, so no upper bound is measured"
+                return f"{NO_MISS}, so it may serve more"
             return f"its capacity may be up to ×{rounded(question.high)}"
         case "rivals":
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
-            far = (
-                "no upper bound measured" if question.high is None else f"by up to ×{rounded(question.high)}"
-            )
+            far = "by an unknown factor" if question.high is None else f"by up to ×{rounded(question.high)}"
             return f"{question.labels[0]}{more} may be better, {far}"
 
 
@@ -501,12 +507,26 @@ def confidence_sentence(chosen: Recommendation) -> str:
     """State `confirmed: …`, with the confirmation runs behind it, or `not confirmed: …`, with every open
     question."""
     if not chosen.established:
-        return f"not confirmed: {'; '.join(question_text(question, chosen) for question in chosen.open_questions)}."
+        questions = [question_text(question, chosen) for question in chosen.open_questions]
+        met = f"the confirmation runs {_met(chosen)}, but " if _is_only_open(chosen) else ""
+        return f"not confirmed: {met}{'; '.join(questions)}."
     held, runs = _confirmed(chosen)
     return (
         f"confirmed: {held} of {counted(runs, 'confirmation run')} {_met(chosen)}, and no other configuration tried "
         "gains more than 10 %."
     )
+
+
+def unconfirmed_text(chosen: Recommendation) -> str:
+    """Return in a few words what is open, for behind the recommended parameters; "" where nothing is."""
+    first = next((labels("open")[question.code] for question in chosen.open_questions), "")
+    return "" if chosen.established else f" (not confirmed{f': {first}' if first else ''})"
+
+
+def _is_only_open(chosen: Recommendation) -> bool:
+    """Return whether the confirmation runs were good, so that only a higher rate or another configuration is open."""
+    codes = {question.code for question in chosen.open_questions}
+    return bool(codes) and codes <= {"wide", "rivals"}
 
 
 def _met(chosen: Recommendation) -> str:
@@ -518,10 +538,10 @@ def _met(chosen: Recommendation) -> str:
 
 
 def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
-    """Yield a sentence that a longer search may find more, by the command `offer`, which is shown under its
-    label; nothing where the answer is not confirmed."""
+    """Yield a sentence that a longer search may find a better configuration, by the command `offer`, which is
+    shown under its label; nothing where the answer is not confirmed."""
     if chosen.established and chosen.may_find_more:
-        yield "A longer search may find more" + (": see `search`." if offer else ".")
+        yield "A longer search may find a better configuration" + (": see `search`." if offer else ".")
 
 
 def _confirmed(chosen: Recommendation) -> tuple[int, int]:

@@ -464,7 +464,7 @@ class Replicas:
 
         Each reading is simulated with one replica alone, and the result moved into the measured bracket. The number of
         replicas follows roughly from that; the gain of a pool of that size (at most POOL_MOST) over one alone is
-        simulated with the best reading only. The result is at most 90 % of the saturation, and at least the rate held.
+        simulated with the best reading only. The result is at most 90 % of the saturation, and in the measured bracket.
         """
         usual, alone = float(self._highest(1)[0]), self._highest(1)[1:]
         held_rps = 0.0
@@ -480,7 +480,8 @@ class Replicas:
         ceilings = [
             NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
         ]
-        return np.maximum(np.minimum(alone, ceilings), held_rps)
+        most_rps = math.inf if self._measured is None else self._measured.most_rps
+        return np.clip(np.minimum(alone, ceilings), held_rps, most_rps)
 
     @property
     def _poisson(self) -> bool:

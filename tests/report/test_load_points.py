@@ -85,22 +85,23 @@ def wide_terminal(monkeypatch):
 
 def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_latencies():
     text = table([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
-    assert row_of(text, "4 [a]").split()[1:4] == ["[a]", "400", "[396,"]
-    marked = row_of(text, "8 [a, b]")
-    assert len(re.findall(r" \[c\](?= |$)", marked)) == 3  # p50, p95, p99; no p90 was measured
-    assert "800 [792, 808] [c]" not in marked
-    assert "marks such as [a] refer to the warnings below" in text
+    assert row_of(text, "4 (a)").split()[1:4] == ["(a)", "400", "[396,"]
+    marked = row_of(text, "8 (a, b)")
+    assert len(re.findall(r" \(c\)(?= |$)", marked)) == 3  # p50, p95, p99; no p90 was measured
+    assert "800 [792, 808] (c)" not in marked
+    assert "marks such as (a) refer to the warnings below" in text
     assert "refer to the warnings" not in table([point(4)])
 
 
 def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once():
     text = said([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
     assert text.count("the device is emulated") == 1
-    assert "[a] the device is emulated by its service time — these figures apply to no real hardware" in text
     assert (
-        "[b] (clients 8) the client used 95 % of the CPU that it has — give the load generator more" in text
+        "(a) the device is emulated by its service time — measure on the real device before you deploy"
+        in text
     )
-    assert "1 in 100 by more than 3 ms — as for [b]" in text
+    assert "(b) clients 8: the client used 95 % of the CPU that it has — give the load generator more" in text
+    assert "1 in 100 by more than 3 ms — as for (b)" in text
     assert text.count(advice_of(BUSY)) == 1
 
 
@@ -108,7 +109,7 @@ def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
     text = said([point(4), point(8, server=SERVER), point(16, server=SERVER)])
     assert "Bottleneck (clients 4): none" in text
     assert (
-        "Bottleneck (clients 8, 16): the device; at 16 batch threads execute 98.4 % of the time. A faster device"
+        "Bottleneck (clients 8, 16): the device; at 16 clients, batch threads execute 98.4 % of the time. Use a faster device"
         in text
     )
     assert row_of(table([point(8, server=SERVER)]), "8").split()[-1] == "device"
@@ -119,9 +120,9 @@ def test_a_rate_that_was_served_in_full_has_no_bottleneck_and_says_what_is_busy(
     text = said(rising_rates())
     assert row_of(table(rising_rates()), "500").split()[-1] == "none"
     assert (
-        "Bottleneck (rate 500, 1,000): none; at 1,000 the server met the offered rate, though batch threads "
+        "Bottleneck (rate 500, 1,000): none; at rate 1,000, the server met the offered rate; meanwhile batch threads "
         "execute 97.1 % of the time. Bottleneck (rate 1,500): the device; batch threads execute 97.1 % of the time. "
-        "A faster device" in text
+        "Use a faster device" in text
     )
 
 
@@ -259,12 +260,12 @@ def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
 def test_marks_stand_in_the_order_of_the_list_below():
     marks = Marks(caveats={"one": (LATE,), "two": (EMULATED, LATE)})
     assert marks.head("one") == "one"
-    assert marks.head("two") == "two [b]"
-    assert marks.marked("9.35", "two", "latency") == "9.35 [a]"
-    assert marks.marked("9.35", ("one", "two"), "latency", "everything") == "9.35 [a, b]"
-    assert [line[:3] for line in marks.lines()] == ["[a]", "[b]"]
-    assert marks.lines()[1].startswith("[b] (two) the device is emulated")
-    assert marks.lines()[0].startswith("[a] the load generator sent requests late")
+    assert marks.head("two") == "two (b)"
+    assert marks.marked("9.35", "two", "latency") == "9.35 (a)"
+    assert marks.marked("9.35", ("one", "two"), "latency", "everything") == "9.35 (a, b)"
+    assert [line[:3] for line in marks.lines()] == ["(a)", "(b)"]
+    assert marks.lines()[1].startswith("(b) two: the device is emulated")
+    assert marks.lines()[0].startswith("(a) the load generator sent requests late")
 
 
 def test_the_servers_flags_tell_which_threads_limit_it():

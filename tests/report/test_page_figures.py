@@ -162,7 +162,7 @@ def test_the_curve_that_the_search_read_is_drawn_beside_what_the_server_counted(
     [
         (2000, "full", "100 % close because they are full"),
         (2000, "timeout", "100 % close on the timeout"),
-        (0, "timeout", "100 % start as soon as a thread is free"),
+        (0, "timeout", "100 % start as soon as a batch thread is free"),
         (2000, "no_room", "100 % close because the next request does not fit"),
         (2000, "closed", "100 % close at the end"),
         (2000, "of_a_later_server", "100 % close by of_a_later_server"),

@@ -41,16 +41,16 @@ Recommended
   num_batch_threads          1
 Gain: ×3.47 [2.86, 4.22] capacity over no batching. ×1.80 [1.54, 2.11] capacity
   over the server's defaults.
-Capacity 2,000/s met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); at most
-  2,280/s.
+Capacity 2,000/s: met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); the limit
+  is below 2,280/s.
 
-named by                configuration      met /s  missed /s     p95 ms  runs  gain [least, most]
-─────────────────────────────────────────────────────────────────────────────────────────────────
-recommended, guide [a]  size 14 · 2000 µs   2,000    ≤ 2,280  38.0-39.2     3
-no batching             no batching           540        700       30.0     1  ×3.47 [2.86, 4.22]
-server defaults*        server defaults     1,080      1,300       30.0     1  ×1.80 [1.54, 2.11]
-rule                    size 8 · 1000 µs    1,710      2,000       45.0     1     none measurable
-Columns that do not fit: p50 ms, limited by, p99 ms; --json has them.
+named by                configuration      met /s  limit below /s     p95 ms  gain [least, most]
+────────────────────────────────────────────────────────────────────────────────────────────────
+recommended, guide (a)  size 14 · 2000 µs   2,000           2,280  38.0-39.2
+no batching             no batching           540             700       30.0  ×3.47 [2.86, 4.22]
+server defaults*        server defaults     1,080           1,300       30.0  ×1.80 [1.54, 2.11]
+rule                    size 8 · 1000 µs    1,710           2,000       45.0     none measurable
+Columns that do not fit: p50 ms, limited by, p99 ms, runs; --json has them.
 * outside the search space: no candidate.
 
 Batching helps: batching is worth ×3.47 [2.86, 4.22].
@@ -69,8 +69,8 @@ Bottleneck: none; the server reports nothing about itself. Raise the rate to
 Confidence: confirmed: 3 of 3 confirmation runs met the SLO, and no other
   configuration tried gains more than 10 %.
 
-[a] (recommended) the device is emulated by its service time — these figures
-    apply to no real hardware
+(a) recommended: the device is emulated by its service time — measure on the
+    real device before you deploy
 Deploy: batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE
 """
 

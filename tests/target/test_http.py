@@ -729,5 +729,5 @@ def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_depl
     assert "not confirmed: the server ended during the sweep" in " ".join(done.stdout.split()).lower()
     again = answered("recommend", run, cwd=tmp_path)
     for text in (done.stdout, again.stdout):
-        assert "(not confirmed)" in text
+        assert "(not confirmed: the server ended)" in text
         assert "deploy " not in text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, highest_rates
+from batchtune.twin.simulator.simulate import Routing
 from batchtune.twin.twin import Twin
 from tests.twin.test_replicas import P95, POISSON, twin_of
 from tests.twin.twin_fakes import batcher_of
@@ -22,8 +23,10 @@ def highest(twin: Twin) -> float:
     return float(highest_rates(BATCHER, POISSON, [twin.best_fit], limits=(P95,), error_ratio=0.01)[0])
 
 
-def planned(twin: Twin, rate_rps: float, measured: MeasuredRates | None) -> ReplicaPlan:
-    return Replicas(twin, BATCHER, POISSON, (P95,), 0.01, "random", measured=measured).plan(rate_rps)
+def planned(
+    twin: Twin, rate_rps: float, measured: MeasuredRates | None, *, routing: Routing = "random"
+) -> ReplicaPlan:
+    return Replicas(twin, BATCHER, POISSON, (P95,), 0.01, routing, measured=measured).plan(rate_rps)
 
 
 def test_a_twin_that_agrees_is_left_as_it_is(twin: Twin) -> None:
@@ -55,6 +58,13 @@ def test_a_plan_lies_within_the_bracket_and_says_what_the_twin_says(twin: Twin) 
     assert inside.held_rps <= share.low <= share.value <= share.high <= inside.most_rps
     assert plan.twin_rps == own
     assert plan.measured == inside
+
+
+def test_what_a_pool_gains_does_not_leave_the_bracket(twin: Twin) -> None:
+    own = highest(twin)
+    bracket = MeasuredRates(held_rps=0.99 * own, missed_rps=1.01 * own)
+    share = planned(twin, 3.0 * own, bracket, routing="least_loaded").per_replica_rps
+    assert bracket.held_rps <= share.low <= share.value <= share.high <= bracket.most_rps
 
 
 @pytest.mark.parametrize("factor", [0.3, 3.0])

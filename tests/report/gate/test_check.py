@@ -31,7 +31,7 @@ def test_a_regression_reads_in_fifteen_lines():
     assert "CPU µs/request" in text
     assert "Why   compute" in text
     assert len(text.rstrip().splitlines()) <= 15
-    assert "10 blocks, one look" in " ".join(text.split())
+    assert "10 blocks, judged once" in " ".join(text.split())
 
 
 def test_five_gates_read_in_fifteen_lines_too():
@@ -75,14 +75,14 @@ def test_a_stored_baseline_states_no_error_rate_and_asks_for_no_other_load():
     assert advice_text(stored) == "a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
     told = " ".join(printed(stored).split())
     assert "the margins allow for their differences; the error rate is not known" in told
-    assert "Equal servers" not in told
+    assert "equal servers" not in told
     assert (stored.to_dict()["error_rate"], account().to_dict()["error_rate"]) == (None, 0.05)
 
 
 def test_an_error_rate_that_several_candidates_share_is_told_as_it_is():
     for rate, told in ((0.025, "2.5 %"), (0.05 / 11, "0.455 %"), (0.05, "5 %")):
         text = " ".join(printed(account(replace(regressed(), error_rate=rate))).split())
-        assert f"Equal servers fail in at most {told} of checks over" in text
+        assert f"A check of two equal servers fails in at most {told} of cases." in text
 
 
 def test_what_was_asked_for_and_not_measured_is_the_headline():
@@ -143,12 +143,13 @@ def test_a_figure_that_nobody_measured_is_told():
     assert "not measured" in printed(account(judge_fixed(gates, slower_blocks())))
 
 
-def test_a_figure_that_only_the_confirmation_flags_is_undecided_and_says_that_it_was_seen_once():
+def test_a_figure_that_only_the_confirmation_flags_is_undecided_and_says_so():
     done = regressed()
     once = replace(done, findings=tuple(replace(finding, state="open") for finding in done.findings))
     lines = printed(account(once)).splitlines()
     (slower,) = (line for line in lines if line.startswith("p95 ms"))
     (alike,) = (line for line in lines if line.startswith("CPU"))
-    assert slower.endswith("undecided: seen once")
+    assert slower.endswith("undecided: only the confirmation shows it")
     assert "undecided" in alike
-    assert "seen once" not in alike
+    assert "confirmation" not in alike
+    assert "Undecided: the interval contains the margin." in " ".join("\n".join(lines).split())

@@ -120,13 +120,13 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
         ),
         (
             Capacity(held_rps=90.0, missed_rps=None, held=0, missed=0, confirmed=False, search_rps=100.0),
-            "capacity 90/s is 90 % of the 100/s that the search met; no rate was clearly missed",
+            "capacity 90/s is 90 % of the 100/s that the search met; no rate that misses the SLO was found",
         ),
         (
             Capacity(held_rps=90.0, missed_rps=None, held=2, missed=1, confirmed=False, search_rps=100.0),
             (
                 "capacity 90/s is 90 % of the 100/s that the search met; 2 of 3 confirmation runs at it or more met "
-                "the SLO; no rate was clearly missed"
+                "the SLO; no rate that misses the SLO was found"
             ),
         ),
         (

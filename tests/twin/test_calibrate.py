@@ -147,7 +147,7 @@ def test_a_faithful_twin_is_relied_on(serial_twin: Twin) -> None:
     assert serial_twin.error.left_out >= 6
     assert serial_twin.error.mape < 0.15
     assert serial_twin.reliable
-    assert "on average in" in accuracy_text(serial_twin)
+    assert "mean error was" in accuracy_text(serial_twin)
 
 
 def test_without_the_only_one_that_shows_the_largest_batches_the_rest_is_not_put_to_the_test() -> None:

@@ -185,7 +185,7 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
             if pair.blocks < BLOCKS_NEEDED:
                 so_far = tables.ratio(bounded(pair.ratio))
                 return (
-                    f"{pair.variant}: not distinguishable: {counted(pair.blocks, 'block')}, and an interval needs "
+                    f"{pair.variant}: not decided: {counted(pair.blocks, 'block')}, and an interval needs "
                     f"{BLOCKS_NEEDED} ({so_far} {what} so far)"
                 )
             return f"{pair.variant}: not distinguishable, {tables.ratio(pair.ratio)} {what}"
@@ -226,6 +226,9 @@ def _best(comparison: Comparison) -> Fact:
     if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
         why = tuple([pair_sentence(pair) for pair in comparison.pairs])
         return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
+    if comparison.blocks < BLOCKS_NEEDED:
+        lines = (*map(pair_sentence, comparison.pairs), f"Repeat with --blocks {BLOCKS_NEEDED} or more.")
+        return Fact(question="Which is best?", headline="Not decided", lines=lines, tone="open")
     baseline = comparison.variants[0].name
     lines = (f"No variant is measurably better than {baseline}.",)
     return Fact(question="Which is best?", headline=baseline, lines=lines, tone="open")
@@ -269,7 +272,8 @@ def _sure(comparison: Comparison) -> Fact:
     if any(pair.outcome == "client-limited" for pair in pairs):
         headline, tone = "Invalid: client-limited", "bad"
     elif len(pairs) == 1:
-        headline = "A measurable difference" if different else "No measurable difference"
+        undecided = "No measurable difference" if comparison.blocks >= BLOCKS_NEEDED else "Not decided"
+        headline = "A measurable difference" if different else undecided
     else:
         headline = f"{different} of {len(pairs)} differ measurably"
     lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]

@@ -169,6 +169,14 @@ def test_too_few_blocks_claim_nothing():
     assert "3 blocks, and an interval needs 6 (×" in pair_sentence(pair)
 
 
+def test_with_too_few_blocks_no_variant_is_called_best():
+    few = scenarios(four={**BATCHED, "max_batch_size": 4}, more=BATCHED)
+    _, found = run(chosen_variants(few), blocks=2)
+    best, _, sure, _ = comparison_facts(found)
+    assert (best.headline, sure.headline) == ("Not decided", "Not decided")
+    assert best.lines[-1] == "Repeat with --blocks 6 or more."
+
+
 def test_a_variant_that_fails_is_left_out_and_the_others_go_on():
     def refuses(configuration: Configuration) -> str | None:
         batching = configuration.batching

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchtune.errors import TargetError
+from batchtune.load.answers import require_answer
 from batchtune.load.samples import Columns, Samples, Status, merge, new_memory
 from batchtune.scenario.prompts import UNIQUE_MARK, build_prompts
 from batchtune.scenario.spec.workload import RequestSpec
+from batchtune.target.endpoint import Endpoint
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, run_here
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -121,6 +124,24 @@ def test_an_http_error_is_of_its_class() -> None:
         samples = run_here(a_job("rest", server.port, closed(1, 2), requests=requests()))
     assert samples.errors() == {"INVALID_REQUEST": 2}
     assert "no such model" in samples.error_texts["INVALID_REQUEST"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_error_with_status_200_is_quoted(chunked: bool) -> None:
+    body = b'{"error": {"message": "model overloaded"}}'
+
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        if chunked:
+            transport.write(HEAD + chunk(body) + b"0\r\n\r\n")
+        else:
+            transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with ScriptedHttp(script) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 2), requests=requests()))
+        with pytest.raises(TargetError, match="model overloaded"):
+            require_answer(Endpoint(model_name="m", rest_port=server.port), requests(), is_json=False)
+    assert samples.errors() == {"MALFORMED": 2}
+    assert "model overloaded" in samples.error_texts["MALFORMED"]
 
 
 def test_a_lost_stream_keeps_the_gaps_that_it_had() -> None:

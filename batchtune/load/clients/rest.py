@@ -269,7 +269,8 @@ class StreamReader:
         if stream is None:
             return ""
         columns = self._columns
-        usage = _usage_of(body or stream.usage.removeprefix(b"data:") or stream.rest)
+        whole = body or stream.usage.removeprefix(b"data:") or stream.rest
+        usage = _usage_of(whole)
         columns.prompt_tokens[index] = usage.get("prompt_tokens") or 0
         columns.output_tokens[index] = usage.get("completion_tokens") or 0
         if len(stream.instants) > 1:
@@ -281,7 +282,16 @@ class StreamReader:
             self._first_token[index] = _monotonic_ns()
         if stream.fault or stream.finished or usage:
             return stream.fault
-        return "the stream ended before its last event"
+        return error_within(whole) or "the stream ended before its last event"
+
+
+def error_within(document: bytes) -> str:
+    """Return what an answer with a status of success says of an `error` in it; "" where it has none."""
+    try:
+        error = orjson.loads(document).get("error")
+    except (orjson.JSONDecodeError, AttributeError):
+        return ""
+    return f"an error with a status of success: {document[:300].decode('utf-8', 'replace')}" if error else ""
 
 
 def _bears_token(line: bytes) -> bool:

@@ -161,8 +161,8 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
         if answer.status_code in (404, 405):
             hint = "the app has no such path or method: set target.url, or request.method"
         raise TargetError(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
-    if requests.protocol == "openai" and (told := error_within(bytes(read))):
-        raise TargetError(f"{url}: {told}", hint="the server's log says why")
+    if requests.protocol == "openai" and (failure := error_within(bytes(read))):
+        raise TargetError(f"{url}: {failure}", hint="the server's log says why")
     if not is_json:
         return
     kind = answer.headers.get("content-type", "").partition(";")[0]

@@ -218,8 +218,13 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
             "no trial is finished",
             hint="resume that sweep (--resume), with a larger search.budget if it was spent",
         )
+    missed = [run for run in runs if not run.held]
+    if not missed:
+        return InconclusiveError(
+            "too little was measured: only short loads to begin with ran, and they met the SLO",
+            hint="resume that sweep (--resume) with a larger search.budget",
+        )
     by_number = {trial.number: trial for trial in trials}
-    missed = [run for run in runs if not run.held] or runs
     own = [run for run in missed if not _is_scout(by_number[run.trial], scenario)] or missed
     nearest = min(own, key=lambda run: violation(run, limits, slo.error_ratio))
     label = by_number[nearest.trial].configuration.label()
@@ -302,4 +307,4 @@ def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> s
         misses.append(f"{percentage(run.error_ratio)} of requests fail where {percentage(error_limit)} may")
     if not misses and run.rate_rps is not None:
         misses.append(f"{rounded(run.answered_rps)} of {rounded(run.rate_rps)} requests/s were answered")
-    return " and ".join(misses) or "which met it in some runs and missed it in others"
+    return " and ".join(misses) or "where requests were not answered in time"

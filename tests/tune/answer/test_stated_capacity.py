@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from batchtune.errors import InconclusiveError
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
@@ -198,3 +199,9 @@ def test_a_gain_is_the_ratio_of_the_rates_that_stand_beside_it(gained: str) -> N
     assert other.capacity.missed_rps is not None
     assert other.gain.low == pytest.approx(answer.capacity.held_rps / other.capacity.missed_rps)
     assert other.gain.high == pytest.approx(answer.capacity.missed_rps / other.capacity.held_rps)
+
+
+def test_where_only_a_probe_ran_which_met_the_slo_too_little_was_measured() -> None:
+    probe = asked(planted(1, throughput=50.0, p95_s=0.01, batching=None, source="probe"), concurrency=1)
+    with pytest.raises(InconclusiveError, match="too little was measured"):
+        recommend([probe], scenario=SCENARIO)

@@ -189,7 +189,6 @@ class CommandTarget:
                 self.endpoint,
                 rows_per_request=rows_per_request,
                 limit_s=spec.ready_timeout_s,
-                defaults=spec.defaults,
                 attached=spec.attached,
                 on_event=on_event,
                 record=self._record,

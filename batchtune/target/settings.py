@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.batching.parameters import Configuration, did_you_mean, flag_text
+from batchtune.batching.parameters import Configuration, flag_text
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.places import filled, holes, places_of, values_at, with_values
 from batchtune.scenario.spec.http_server import (
@@ -47,7 +48,6 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 class Settings:
     """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before.
 
-    `defaults`: names of parameters of which the server's default is known, so that it need not show them.
     `on_event` is called with a message where somebody else changed the settings meanwhile; `record` whenever
     `kept` returns something else, before the server is changed.
     """
@@ -60,7 +60,6 @@ class Settings:
         rows_per_request: int,
         limit_s: float,
         attached: bool,
-        defaults: Collection[str],
         on_event: Callable[[str], None],
         record: Callable[[], None],
     ) -> None:
@@ -71,7 +70,6 @@ class Settings:
         self._endpoint = endpoint
         self._rows_per_request = rows_per_request
         self._limit_s = limit_s
-        self._defaults = defaults
         self._file_before: bytes | None = None
         self._written: bytes | None = None
         self._document: Any = None
@@ -176,19 +174,22 @@ class Settings:
             )
 
     def _require_places(self) -> None:
-        """Check that what was read has each place that is to be changed, unless the server's default is known.
+        """Check that no place that is to be changed is another one of what was read, misspelt. A place may be missing:
+        a server need not show what nobody has set.
 
         Raises:
-            UsageError: it lacks one, such as a misspelt one.
+            UsageError: one is.
         """
         request = self._spec.request
         if request is None or request.read is None or self._part() == request.off:
             return
-        for place, template in request.change.items():
-            if not values_at(self._part(), place) and not {*holes(template)} <= {*self._defaults}:
+        unchanged = {*places_of(self._part())} - {*request.change}
+        for place in request.change:
+            near = get_close_matches(place, unchanged, n=1)
+            if near and not values_at(self._part(), place):
                 raise UsageError(
                     f"target.set.request.change: {place}: {request.read} returns no such key",
-                    hint=did_you_mean(place, places_of(self._part()), otherwise="it returns"),
+                    hint=f"did you mean {near[0]!r}?",
                 )
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:

@@ -219,7 +219,7 @@ def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
         open_run(root=tmp_path / "loads")
     assert "batchtune runs" in caught.value.hint
     new_run(tmp_path)
-    with pytest.raises(ArchiveError, match="is no run") as caught:
+    with pytest.raises(ArchiveError, match="is not a run") as caught:
         open_run(tmp_path)
     assert "<UTC>" in caught.value.hint
 
@@ -358,5 +358,5 @@ def test_a_folder_of_runs_means_its_newest(tmp_path):
     newer = new_run(tmp_path, now=datetime(2026, 1, 2, tzinfo=UTC))
     assert newer.path.parent == older.path.parent
     assert open_run(newer.path.parent).path == newer.path
-    with pytest.raises(ArchiveError, match="is no run"):
+    with pytest.raises(ArchiveError, match="is not a run"):
         open_run(tmp_path / "nowhere")

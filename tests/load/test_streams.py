@@ -74,8 +74,9 @@ def test_first_token_and_every_gap_are_recorded_and_counts_come_from_usage() -> 
     assert streams.prompt_tokens.tolist() == [11] * 3
     assert streams.output_tokens.tolist() == [7] * 3
     assert len(streams.gaps_ns) == 2 * 3  # of three chunks with tokens each
-    assert (streams.gaps_ns >= 9_000_000).all()
     waited_ns = samples.first_byte_ns - samples.sent_ns
+    ends_ns = streams.gaps_ns.reshape(3, 2).sum(axis=1)  # a chunk that comes late shortens the gap behind it
+    assert (ends_ns + waited_ns >= 38_000_000).all()
     assert (waited_ns >= 18_000_000).all()  # the role comes before the first token and is none
     assert (samples.done_ns - samples.first_byte_ns >= streams.gaps_ns.reshape(3, 2).sum(axis=1)).all()
     assert (streams.gap_p99_ns == streams.gaps_ns.reshape(3, 2).max(axis=1)).all()

@@ -405,7 +405,10 @@ def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
 
 
 def _nothing(facts: Facts) -> Coded:
-    if facts.run.server is None:
+    if facts.run.server is None or (
+        facts.run.concurrency is not None
+        and any(said.code == "no_target_metrics" for said in facts.run.caveats)
+    ):
         return coded("server_silent")
     if facts.disturbed:
         return coded("machine_disturbed")

@@ -473,3 +473,10 @@ def test_no_advice_contradicts_its_case(kind: Kind) -> None:
         assert [words for words in forbidden(case) if words in text] == [], (case, text)
         assert not (case.batches_full and "or larger batches" in text), (case, text)
         assert not (kind == "none" and not case.met and not case.closed and "raise the rate" in text), case
+
+
+def test_of_a_server_that_reports_no_batches_a_closed_loop_shows_no_capacity_left() -> None:
+    told = run()
+    silent = replace(told, caveats=(*told.caveats, caveat("no_target_metrics")))
+    assert find_bottleneck(told, SETTINGS).text.code != "server_silent"
+    assert find_bottleneck(silent, SETTINGS).text.code == "server_silent"

@@ -227,8 +227,8 @@ def _best(comparison: Comparison) -> Fact:
         why = tuple([pair_sentence(pair) for pair in comparison.pairs])
         return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
     if comparison.blocks < BLOCKS_NEEDED:
-        lines = (*map(pair_sentence, comparison.pairs), f"Repeat with --blocks {BLOCKS_NEEDED} or more.")
-        return Fact(question="Which is best?", headline="Not decided", lines=lines, tone="open")
+        so_far = (*map(pair_sentence, comparison.pairs), f"Repeat with --blocks {BLOCKS_NEEDED} or more.")
+        return Fact(question="Which is best?", headline="Not decided", lines=so_far, tone="open")
     baseline = comparison.variants[0].name
     lines = (f"No variant is measurably better than {baseline}.",)
     return Fact(question="Which is best?", headline=baseline, lines=lines, tone="open")

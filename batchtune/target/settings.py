@@ -185,11 +185,13 @@ class Settings:
             return
         unchanged = {*places_of(self._part())} - {*request.change}
         for place in request.change:
-            near = get_close_matches(place, unchanged, n=1)
+            above, _, key = place.rpartition(".")
+            beside = {other.rpartition(".")[2] for other in unchanged if other.rpartition(".")[0] == above}
+            near = get_close_matches(key, beside, n=1)
             if near and not values_at(self._part(), place):
                 raise UsageError(
                     f"target.set.request.change: {place}: {request.read} returns no such key",
-                    hint=f"did you mean {near[0]!r}?",
+                    hint=f"did you mean {place.removesuffix(key) + near[0]!r}?",
                 )
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:

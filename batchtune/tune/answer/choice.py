@@ -88,12 +88,7 @@ class Capacities:
         closed loops; else all.
         """
         bracket, stated = contender.bracket, self.value(contender)
-        fresh = [run for run in bracket.open_runs if run.fresh]
-        held = [run for run in fresh if run.held and (run.rate_rps or 0.0) >= 0.999 * stated]
-        lowest = min((run.rate_rps or 0.0 for run in held), default=stated)
-        runs = [
-            run for run in fresh if run in held or (not run.held and (run.rate_rps or 0.0) <= 1.001 * lowest)
-        ]
+        runs = bracket.confirmations(stated)
         if runs:
             return runs, len(runs)
         held = [run for run in bracket.open_runs if run.held]

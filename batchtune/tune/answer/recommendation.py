@@ -403,15 +403,14 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         answered_rps = max(run.answered_rps for run in bracket.runs)
         crossing = min(max(min(crossing, answered_rps), held_rps), missed_rps)
     is_confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
-    fresh = ((run.rate_rps or 0.0) for run in bracket.open_runs if run.fresh and run.held)
-    lowest_rps = min((rate_rps for rate_rps in fresh if rate_rps >= 0.999 * held_rps), default=held_rps)
+    fresh = bracket.confirmations(held_rps)
     return Capacity(
         crossing_rps=crossing,
         search_rps=bracket.held_rps if bracket.stated_rps and not is_confirmed else None,
         held_rps=held_rps,
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,
-        held=bracket.held(held_rps, fresh=True),
-        missed=bracket.missed(lowest_rps, fresh=True) if held_rps else len(bracket.open_runs),
+        held=sum(run.held for run in fresh),
+        missed=sum(not run.held for run in fresh) if held_rps else len(bracket.open_runs),
         confirmed=is_confirmed,
         by_loops=by_loops,
         is_bound=not any(

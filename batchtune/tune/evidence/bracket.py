@@ -125,6 +125,14 @@ class Bracket:
             not run.held and _rate(run) <= 1.001 * rate_rps and run.fresh >= fresh for run in self.open_runs
         )
 
+    def confirmations(self, rate_rps: float) -> list[BracketRun]:
+        """Return the confirmation runs that held this rate or more, and those that missed the lowest of these rates, or
+        less; where none held it, those that missed it or less."""
+        fresh = [run for run in self.open_runs if run.fresh]
+        held = [run for run in fresh if run.held and _rate(run) >= 0.999 * rate_rps]
+        lowest_rps = min(map(_rate, held), default=rate_rps)
+        return [run for run in fresh if run in held or (not run.held and _rate(run) <= 1.001 * lowest_rps)]
+
     @cached_property
     def held_rps(self) -> float:
         """Highest rate, requests/s, with more runs that held it or a higher rate than runs that missed it or

@@ -16,8 +16,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchtune.errors import TargetError
-from batchtune.load.clients.client import content_headers, grpc_path, http_path
-from batchtune.load.clients.rest import error_within
+from batchtune.load.clients.client import content_headers, error_within, grpc_path, http_path
 from batchtune.load.samples import Recorder, Status
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.places import has_value

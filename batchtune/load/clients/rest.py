@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import orjson
 
+from batchtune.load.clients.client import error_within
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
 from batchtune.load.samples import GOOD, Columns, Recorder, Status, of_http
@@ -283,15 +284,6 @@ class StreamReader:
         if stream.fault or stream.finished or usage:
             return stream.fault
         return error_within(whole) or "the stream ended before its last event"
-
-
-def error_within(document: bytes) -> str:
-    """Return what an answer with a status of success says of an `error` in it; "" where it has none."""
-    try:
-        error = orjson.loads(document).get("error")
-    except (orjson.JSONDecodeError, AttributeError):
-        return ""
-    return f"an error with a status of success: {document[:300].decode('utf-8', 'replace')}" if error else ""
 
 
 def _bears_token(line: bytes) -> bool:

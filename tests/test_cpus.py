@@ -11,7 +11,6 @@ from batchtune.batching.parameters import BatchingParameters, Configuration, def
 from batchtune.measure.caveats import settings_of
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
 from batchtune.system import quota_cpus, schedulable_cores, schedulable_cpus, usable_cpus, usable_threads
-from batchtune.tune.trials.space import in_force
 from batchtune.twin.simulator.simulate import batcher_of
 
 
@@ -74,4 +73,4 @@ def test_a_server_on_cpus_of_its_own_has_their_default() -> None:
     assert settings_of(plain, cpus=[1, 2, 3]).batch_threads == 12
     assert batcher_of(defaults, cpus=[1, 2, 3]).batch_threads == 3
     assert batcher_of(plain, cpus=[1, 2, 3]).batch_threads == 12
-    assert in_force(defaults, "num_batch_threads", cpus=[1, 2, 3]) == 3
+    assert defaults.in_force("num_batch_threads", cpus=[1, 2, 3]) == 3

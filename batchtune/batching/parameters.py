@@ -131,6 +131,34 @@ class Configuration:
             self, batching=replace(own, num_batch_threads=threads, thread_pool_name=pool), models=()
         )
 
+    def in_force(self, name: str, *, cpus: Collection[int] | None = None) -> Any:
+        """Return the value that a parameter or flag has, else the server's default; None: unknown.
+
+        `name`: of one of several models `MODEL:NAME`. `cpus`: those that the server may run on (`target.cpus`),
+        by whose number num_batch_threads defaults; None: those of this process.
+        """
+        model, _, name = name.rpartition(":")
+        if model:
+            return self.of_model(model).in_force(name, cpus=cpus)
+        value = getattr(self.batching, name, None)
+        if value is None or value == ():
+            flags = dict(self.flags)
+            if name == "num_batch_threads" and self.instances_flag in flags:
+                return int(flags[self.instances_flag])
+            if name == LENGTH_BUCKETS:
+                return flags.get(name, NO_BUCKETS)
+            default = server_defaults(cpus, self.dialect).get(name)
+            value = flags.get(name.lstrip("-"), default)
+            if self.dialect == "http" and default is not None:  # a parameter that `means` leaves out
+                return int(str(value)) if str(value).isdecimal() else default
+        return value
+
+    def threads(self, cpus: Collection[int] | None = None) -> int:
+        """Return how many batches run at once; without batching, how many requests. `cpus`: as `in_force`."""
+        threads = int(self.in_force("num_batch_threads", cpus=cpus))
+        # Without batching TensorFlow Serving and the bundled server run four requests at once for each CPU.
+        return 4 * threads if self.batching is None and not self.instances_flag else threads
+
     def word(self, name: str) -> str:
         """Return the server's own name for a batching parameter; the name unchanged where it has no other."""
         if self.dialect == "triton":
@@ -216,6 +244,23 @@ class Configuration:
                 (str(ours), str(word), int(units)) for ours, word, units in mapping.get("words") or ()
             ),
         )
+
+
+def server_defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
+    """Return parameter name -> the server's default; `cpus` are the CPUs that it may run on (None: those of this
+    process).
+
+    Servers of other dialects (Triton, kind http) have one instance and a queue without bound.
+    """
+    is_ours = dialect == "tfserving"
+    return {
+        "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
+        "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
+        "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES
+        if is_ours
+        else SENSIBLE_MOST["max_enqueued_batches"],
+        "num_batch_threads": default_num_batch_threads(cpus) if is_ours else 1,
+    }
 
 
 def validate(parameters: BatchingParameters) -> None:

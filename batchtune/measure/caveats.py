@@ -14,12 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.batching.parameters import (
-    DEFAULT_BATCH_TIMEOUT_MICROS,
-    DEFAULT_MAX_BATCH_SIZE,
-    Configuration,
-    default_num_batch_threads,
-)
+from batchtune.batching.parameters import Configuration
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.quantiles import Estimate, latency_quantiles
 from batchtune.measure.slo import Window
@@ -121,7 +116,7 @@ def settings_of(
     cpus: Collection[int] | None = None,
     known: bool = True,
 ) -> ServerSettings:
-    """Return the settings that a configuration puts in force, with TF Serving's defaults for what it leaves
+    """Return the settings that a configuration puts in force, with the server's defaults for what it leaves
     out.
 
     `rows_per_request`: mean rows of a request. `server_cores`: CPU cores that the server may use; None:
@@ -135,22 +130,17 @@ def settings_of(
     )
     if not known:
         return settings
-    batching = configuration.batching
-    request_threads = request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol)
-    settings = replace(settings, request_threads=request_threads)
-    # Without batching TF Serving and the bundled server run so many requests at once for each CPU.
-    unbatched_threads_per_core = 4
-    if batching is None:
-        threads = unbatched_threads_per_core * default_num_batch_threads(cpus)
-        if configuration.instances_flag:
-            threads = int(dict(configuration.flags).get(configuration.instances_flag, 1))
-        return replace(settings, batch_threads=threads)
-    micros = batching.batch_timeout_micros
+    settings = replace(
+        settings,
+        batch_threads=configuration.threads(cpus),
+        request_threads=request_threads_of({**(flags or {}), **dict(configuration.flags)}, protocol=protocol),
+    )
+    if configuration.batching is None:
+        return settings
     return replace(
         settings,
-        max_batch_size=batching.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
-        batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if micros is None else micros) / 1e6,
-        batch_threads=batching.num_batch_threads or default_num_batch_threads(cpus),
+        max_batch_size=configuration.in_force("max_batch_size"),
+        batch_timeout_s=configuration.in_force("batch_timeout_micros") / 1e6,
     )
 
 

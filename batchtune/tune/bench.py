@@ -32,7 +32,6 @@ from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadRun, Served, Target
 from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     FinishedTrial,
@@ -242,7 +241,7 @@ class Bench:
             return
         answer_limit_s, lone_answers = 5.0, 4.0  # Seconds, and answers of the server when it was idle.
         lone_s = 0.0 if plan.pace is None else plan.pace.lone_s
-        wait_s = float(in_force(known, "batch_timeout_micros") or 0) / 1e6
+        wait_s = float(known.in_force("batch_timeout_micros") or 0) / 1e6
         limit_s = max(answer_limit_s, lone_answers * lone_s) + wait_s
         where = f"the server at {self._target.endpoint.rest_url} stopped answering"
         hint = "start the server again, then go on"
@@ -466,7 +465,7 @@ class _ModelBench:
         size = (
             1
             if plan.request.configuration.batching is None
-            else in_force(plan.request.configuration, "max_batch_size")
+            else plan.request.configuration.in_force("max_batch_size")
         )
         batch_requests_max = 1 if self.scenario.request.protocol == "openai" else max(1, size // rows)
         return SloWatch(

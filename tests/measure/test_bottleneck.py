@@ -325,6 +325,10 @@ def test_settings_come_from_a_configuration_and_its_servers_defaults() -> None:
         Configuration(batching=BatchingParameters(max_batch_size=8, batch_timeout_micros=2500))
     )
     assert (told.max_batch_size, told.batch_timeout_s) == (8, 0.0025)
+    assert settings_of(Configuration(batching=None), cpus=[0, 1, 2]).batch_threads == 12
+    for dialect, threads in (("tfserving", 3), ("triton", 1), ("http", 1)):
+        absent = Configuration(batching=BatchingParameters(), dialect=dialect)
+        assert settings_of(absent, cpus=[0, 1, 2]).batch_threads == threads
 
 
 def test_many_idle_threads_beside_a_device_that_never_idles_are_the_device() -> None:

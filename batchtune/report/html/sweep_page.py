@@ -18,7 +18,6 @@ from batchtune.report.html.shell.drawing import Figure, Panel, Section, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
 from batchtune.report.words import Fact
 from batchtune.tune.answer.recommendation import Compared, Recommendation
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import parts_of
 from batchtune.units import counted, rounded_duration
 
@@ -182,7 +181,7 @@ def _values(account: SweepResults, tried: Sequence[Configuration]) -> dict[str, 
 
 def _value(account: SweepResults, configuration: Configuration, name: str) -> Any:
     """Return the value that a parameter has in a configuration, the server's default where it is not set."""
-    return in_force(configuration, name, cpus=account.scenario.target.cpus)
+    return configuration.in_force(name, cpus=account.scenario.target.cpus)
 
 
 def _sortable(value: Any) -> tuple[bool, float, str]:
@@ -263,7 +262,7 @@ def _times_by_threads(account: SweepResults) -> dict[int, dict[int, tuple[int, f
         server = None if trial.measurement is None else trial.measurement.server
         if server is None or trial.configuration.batching is None:
             continue
-        threads = in_force(trial.configuration, "num_batch_threads", cpus=account.scenario.target.cpus)
+        threads = trial.configuration.in_force("num_batch_threads", cpus=account.scenario.target.cpus)
         times = curves.setdefault(int(threads or 0), {})
         for rows, mean_s in server.execution_s_by_rows.items():
             count = server.batches_by_rows.get(rows, 0)

@@ -23,7 +23,6 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, commonest_error, explain_failure
 from batchtune.units import counted, percentage, rounded
 
@@ -176,7 +175,7 @@ def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) 
 
 def closing(reason: str, configuration: Configuration) -> Coded:
     """Return the finding on why batches close, by the server's name of the reason ("full", "timeout", …)."""
-    if reason == "timeout" and not in_force(configuration, "batch_timeout_micros"):
+    if reason == "timeout" and not configuration.in_force("batch_timeout_micros"):
         return coded("closed_at_once")
     known = reason in ("full", "timeout", "no_room", "closed")
     return coded(f"closed_{reason}") if known else coded("closed_by", reason=reason)

@@ -44,7 +44,6 @@ from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import (
     SearchSummary,
     Trial,
@@ -84,7 +83,7 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
     """Rows -> mean seconds of a batch, of sizes executed at least five times, in the trials with fewest batch
     threads."""
     accounts = [
-        (in_force(trial.configuration, "num_batch_threads"), trial.measurement.server)
+        (trial.configuration.in_force("num_batch_threads"), trial.measurement.server)
         for trial in trials
         if trial.configuration.batching is not None
         and trial.measurement is not None

@@ -16,7 +16,7 @@ from batchtune.tune.bench import Plan, TrialBench
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.one_capacity import CLIENTS_MAX, search_seconds
 from batchtune.tune.trials.pace import RUN_BATCHES, WARM_UP_BATCHES, Pace, pace_of, times_of
-from batchtune.tune.trials.space import clients_to_fill, in_force
+from batchtune.tune.trials.space import clients_to_fill
 from batchtune.tune.trials.trial import Source, Trial, TrialRequest
 
 TURN_S: Final = 0.008
@@ -98,7 +98,7 @@ def _open_s(variant: Variant) -> float:
     return (
         0.0
         if configuration.batching is None
-        else (in_force(configuration, "batch_timeout_micros") or 0.0) / 1e6
+        else (configuration.in_force("batch_timeout_micros") or 0.0) / 1e6
     )
 
 

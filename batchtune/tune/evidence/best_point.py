@@ -16,7 +16,6 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.system import usable_cpus
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
 
@@ -83,7 +82,7 @@ def searched_bottleneck(
     if verdict is None or not name:
         return verdict
     ours, *others = (
-        in_force(other, name, cpus=scenario.target.cpus)
+        other.in_force(name, cpus=scenario.target.cpus)
         for other in (configuration, *tried)
         if other.batching is not None
     )

@@ -26,7 +26,6 @@ from batchtune.tune.trials.space import (
     UNBATCHED_CLIENTS,
     Space,
     fits_requests,
-    in_force,
     lies_inside,
     rows_of,
 )
@@ -367,7 +366,7 @@ class Contenders:
         if contender.configuration.batching is None:
             return None
         wanted = {
-            name: in_force(contender.configuration, name, cpus=self._scenario.target.cpus)
+            name: contender.configuration.in_force(name, cpus=self._scenario.target.cpus)
             for name in self.values
         }
         return self._space.nearest(wanted)
@@ -406,7 +405,7 @@ class Contenders:
     def _threads(self, configuration: Configuration) -> int:
         if configuration.batching is None:
             return UNBATCHED_CLIENTS // 2
-        return int(in_force(configuration, THREADS, cpus=self._scenario.target.cpus) or 1)
+        return int(configuration.in_force(THREADS, cpus=self._scenario.target.cpus) or 1)
 
     def _is_eligible(self, configuration: Configuration, source: Source) -> bool:
         """Whether a configuration that is no point of the space can be the answer.
@@ -508,7 +507,7 @@ def same_instances(unbatched: Configuration, batched: Configuration) -> Configur
     name = batched.instances_flag
     if not name or (batched.dialect == "http" and name not in dict(unbatched.flags)):
         return unbatched
-    count = str(in_force(batched, THREADS) or 1)
+    count = str(batched.in_force(THREADS) or 1)
     flags = tuple(sorted({**dict(unbatched.flags), name: count}.items()))
     return replace(unbatched, flags=flags)
 

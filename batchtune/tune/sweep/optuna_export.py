@@ -24,7 +24,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
 NAMES = "named_by"
@@ -144,7 +143,7 @@ def _point(contender: Contender, search: Search) -> dict[str, Any]:
         return {}
     point = contender.point or {}
     for name in search.contenders.values.keys() - point.keys():
-        point = {**point, name: in_force(contender.configuration, name, cpus=search.scenario.target.cpus)}
+        point = {**point, name: contender.configuration.in_force(name, cpus=search.scenario.target.cpus)}
     return {name: value if is_number(value) else str(value) for name, value in point.items()}
 
 

@@ -14,7 +14,6 @@ from typing import Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.space import in_force
 from batchtune.tune.trials.trial import Trial
 
 # Throughput measured from the end of one batch to the end of another is exact with any number of them; 4 or 5 leave
@@ -119,7 +118,7 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
             continue
         times_s = measured.server.execution_s_by_rows
         if not times_s and trial.source == "calibration" and measured.throughput_rows_per_s.value > 0.0:
-            size = in_force(trial.configuration, "max_batch_size")
+            size = trial.configuration.in_force("max_batch_size")
             times_s = {size: size / measured.throughput_rows_per_s.value}
         for rows, seconds in times_s.items():
             shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))
@@ -206,7 +205,7 @@ def _batch_rows(
     rows = scenario.request.rows_most
     if configuration.batching is None:
         return rows
-    size = float(in_force(configuration, "max_batch_size"))
+    size = float(configuration.in_force("max_batch_size"))
     limit = primary_limit(scenario.slo)
     if clients is not None:
         size = min(size, float(clients * rows))

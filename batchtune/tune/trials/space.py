@@ -6,16 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from batchtune.batching.parameters import (
-    DEFAULT_BATCH_TIMEOUT_MICROS,
-    DEFAULT_MAX_BATCH_SIZE,
-    DEFAULT_MAX_ENQUEUED_BATCHES,
-    LENGTH_BUCKETS,
-    NO_BUCKETS,
-    Configuration,
-    Dialect,
-    default_num_batch_threads,
-)
+from batchtune.batching.parameters import Configuration, server_defaults
 from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
@@ -25,27 +16,13 @@ UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that are enough to keep a server without batching busy."""
 
 
-def _defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
-    """Parameter name -> the server's default; `cpus` are the CPUs that it may run on (None: those of this process).
-
-    Servers of other dialects (Triton, kind http) have one instance and a queue without bound.
-    """
-    is_ours = dialect == "tfserving"
-    return {
-        "max_batch_size": DEFAULT_MAX_BATCH_SIZE,
-        "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
-        "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES if is_ours else 2**31 - 1,
-        "num_batch_threads": default_num_batch_threads(cpus) if is_ours else 1,
-    }
-
-
 class Space:
     """The scenario's search space, a grid. A point of it maps the name of each parameter to one of its values."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._axes = scenario.axes
-        self._defaults = _defaults(scenario.target.cpus, scenario.dialect)
+        self._defaults = server_defaults(scenario.target.cpus, scenario.dialect)
         self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
@@ -128,36 +105,12 @@ def _value_among(
     """
     if name == "enable_batching":
         return True
-    value = in_force(configuration, name, cpus=cpus)
+    value = configuration.in_force(name, cpus=cpus)
     if name.rpartition(":")[2] in KNOBS:
         return value
     return next(
         (candidate for candidate in knob.values if server_flags({name: candidate})[0][1] == value), value
     )
-
-
-def in_force(configuration: Configuration, name: str, *, cpus: Collection[int] | None = None) -> Any:
-    """Return the value that a parameter or flag has in a configuration, else the server's default; None:
-    unknown.
-
-    `name`: of one of several models `MODEL:NAME`. `cpus`: those that the server may run on (`target.cpus`),
-    by whose number num_batch_threads defaults; None: those of this process.
-    """
-    model, _, name = name.rpartition(":")
-    if model:
-        configuration = configuration.of_model(model)
-    value = getattr(configuration.batching, name, None)
-    if value is None or value == ():
-        flags = dict(configuration.flags)
-        if name == "num_batch_threads" and configuration.instances_flag in flags:
-            return int(flags[configuration.instances_flag])
-        if name == LENGTH_BUCKETS:
-            return flags.get(name, NO_BUCKETS)
-        default = _defaults(cpus, configuration.dialect).get(name)
-        value = flags.get(name.lstrip("-"), default)
-        if configuration.dialect == "http" and default is not None:  # a parameter that `means` leaves out
-            return int(str(value)) if str(value).isdecimal() else default
-    return value
 
 
 def _has_no_size(configuration: Configuration, scenario: Scenario) -> bool:
@@ -175,7 +128,7 @@ def rows_of(configuration: Configuration, scenario: Scenario) -> int:
     if configuration.batching is None or _has_no_size(configuration, scenario):
         return scenario.request.rows_most
     names = [f"{own.name}:max_batch_size" for own in scenario.target.models]
-    return sum(int(in_force(configuration, name)) for name in names or ["max_batch_size"])
+    return sum(int(configuration.in_force(name)) for name in names or ["max_batch_size"])
 
 
 def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
@@ -187,7 +140,7 @@ def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
         f"{own.name}:max_batch_size": own.request or scenario.request for own in scenario.target.models
     }
     sizes = requests or {"max_batch_size": scenario.request}
-    return all(in_force(configuration, name) >= request.rows_most for name, request in sizes.items())
+    return all(configuration.in_force(name) >= request.rows_most for name, request in sizes.items())
 
 
 def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
@@ -201,6 +154,6 @@ def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     clients_of_unknown = 64
     if _has_no_size(configuration, scenario):
         return clients_of_unknown
-    requests = -(-int(in_force(configuration, "max_batch_size")) // scenario.request.rows_most)
-    threads = int(in_force(configuration, "num_batch_threads", cpus=scenario.target.cpus) or 1)
+    requests = -(-int(configuration.in_force("max_batch_size")) // scenario.request.rows_most)
+    threads = int(configuration.in_force("num_batch_threads", cpus=scenario.target.cpus) or 1)
     return max(2 * requests * threads, 2)

@@ -19,7 +19,6 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, check_version, fields_to_plain, from_plain, is_number
 from batchtune.target.endpoint import meaning_of
 from batchtune.target.telemetry import ServerActivity
-from batchtune.tune.trials.space import in_force
 from batchtune.units import percentage
 
 SCHEMA_VERSION = 1
@@ -356,7 +355,7 @@ def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
     A size worked where a complete trial with it has no error that says that memory ran out.
     """
     sizes = [
-        (in_force(trial.configuration, "max_batch_size"), out_of_memory(trial) is not None, trial.state)
+        (trial.configuration.in_force("max_batch_size"), out_of_memory(trial) is not None, trial.state)
         for trial in trials
         if trial.configuration.batching is not None
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,14 +19,9 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import (
     AUTO_BUCKETS,
-    DEFAULT_BATCH_TIMEOUT_MICROS,
-    DEFAULT_MAX_BATCH_SIZE,
-    DEFAULT_MAX_ENQUEUED_BATCHES,
     LENGTH_BUCKETS,
-    NO_BUCKETS,
     Boundaries,
     Configuration,
-    default_num_batch_threads,
     parse_length_buckets,
 )
 
@@ -113,24 +108,23 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
 
     `cpus`: those that the server may run on (`target.cpus`); None: those of this process.
     """
-    parameters = configuration.batching
-    if configuration.dialect != "tfserving":
-        return _batcher_of_another_server(configuration)
+    parameters, threads = configuration.batching, configuration.threads(cpus)
     if parameters is None:
-        return Batcher(max_batch_size=None, batch_threads=4 * default_num_batch_threads(cpus))
-    size, timeout_micros = parameters.max_batch_size, parameters.batch_timeout_micros
-    waiting, threads = parameters.max_enqueued_batches, parameters.num_batch_threads
-    boundaries = parse_length_buckets(dict(configuration.flags).get(LENGTH_BUCKETS, NO_BUCKETS))
-    rows_max = DEFAULT_MAX_BATCH_SIZE if size is None else size
-    split_rows = parameters.max_execution_batch_size or rows_max
-    return Batcher(
-        max_batch_size=rows_max,
-        batch_timeout_s=(DEFAULT_BATCH_TIMEOUT_MICROS if timeout_micros is None else timeout_micros) / 1e6,
-        batch_threads=default_num_batch_threads(cpus) if threads is None else threads,
-        max_enqueued_batches=DEFAULT_MAX_ENQUEUED_BATCHES if waiting is None else waiting,
+        return Batcher(max_batch_size=None, batch_threads=threads)
+    batcher = Batcher(
+        max_batch_size=configuration.in_force("max_batch_size"),
+        batch_timeout_s=configuration.in_force("batch_timeout_micros") / 1e6,
+        batch_threads=threads,
+    )
+    if configuration.dialect != "tfserving":  # their queue has no limit
+        return batcher
+    split_rows = parameters.max_execution_batch_size or batcher.max_batch_size
+    return replace(
+        batcher,
+        max_enqueued_batches=configuration.in_force("max_enqueued_batches"),
         allowed_batch_sizes=parameters.allowed_batch_sizes,
         max_execution_batch_size=split_rows if parameters.enable_large_batch_splitting else None,
-        length_buckets=boundaries,
+        length_buckets=parse_length_buckets(configuration.in_force(LENGTH_BUCKETS)),
     )
 
 
@@ -144,20 +138,6 @@ def left_out(configuration: Configuration) -> tuple[str, ...]:
         return () if scheduler == "shared" else (f"the {scheduler} scheduler is simulated as the shared one",)
     named = [name for name, _ in configuration.flags if configuration.flag_word(name) == name]
     return (TRITONS_AHEAD, *(f"{name} is not simulated" for name in named))
-
-
-def _batcher_of_another_server(configuration: Configuration) -> Batcher:
-    """Make the scheduler of Triton, or of a server of kind http: its queue has no limit, and one batch runs at once
-    where the configuration does not say how many; without batching each instance runs one request."""
-    parameters = configuration.batching
-    if parameters is None:
-        instances = int(dict(configuration.flags).get(configuration.instances_flag, 1))
-        return Batcher(max_batch_size=None, batch_threads=instances)
-    return Batcher(
-        max_batch_size=parameters.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
-        batch_timeout_s=(parameters.batch_timeout_micros or 0) / 1e6,
-        batch_threads=parameters.num_batch_threads or 1,
-    )
 
 
 def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count

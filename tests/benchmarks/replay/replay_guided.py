@@ -20,7 +20,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import OneServer, Plan
 from batchtune.tune.sweep.sweep import sweep_nodes
-from batchtune.tune.trials.space import Space, in_force
+from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.benchmarks.replay.record_table import indices_of
 
@@ -135,5 +135,5 @@ def _place(configuration: Configuration, clients: int | None) -> Iterable[float]
     yield math.log(clients or 1)
     if configuration.batching is None:
         return
-    values: list[Any] = [in_force(configuration, name) for name in KNOBS]
+    values: list[Any] = [configuration.in_force(name) for name in KNOBS]
     yield from (math.log(values[0]), math.log1p(values[1] / 500), math.log(values[2]))

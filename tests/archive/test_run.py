@@ -248,7 +248,7 @@ def test_a_recommendation_with_worded_findings_reads_as_it_did(tmp_path, finishe
 
 def test_a_corrupt_recommendation_is_refused(tmp_path):
     run = new_run(tmp_path)
-    for text in ("", "{", "[]", "{}", '{"schema_version": 3}', '{"schema_version": 4}'):
+    for text in ("", "{", "[]", "{}", '{"schema_version": 4}', '{"schema_version": 5}'):
         (run.path / "recommendation.json").write_text(text)
         with pytest.raises(ArchiveError, match=r"recommendation\.json"):
             run.recommendation()

@@ -50,7 +50,7 @@ def explain_gain(
     if batched is None:
         return absence
     activity = batched.server
-    clauses = [_batch_cost(activity, unbatched_rows_per_s), _batch_sizes(activity, configuration)]
+    clauses = [*_batch_cost(activity, unbatched_rows_per_s, gain), _closings(activity, configuration)]
     if missed is not None:
         name, value_s, limit_s = missed
         figures = {"name": name, "limit_s": limit_s}
@@ -136,38 +136,45 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
     return explain_failure(batched) or batched[-1].failure or "no request had a good answer"
 
 
-def _batch_cost(activity: ServerActivity | None, unbatched_rows_per_s: float) -> Coded | None:
-    """The finding on how long a batch takes beside its rows without batching, for the size that had most rows.
+def _batch_cost(
+    activity: ServerActivity | None, unbatched_rows_per_s: float, gain: Estimate | None
+) -> tuple[Coded, ...]:
+    """The finding on the mean rows of a batch and on how long such a batch takes, beside as many rows without batching.
 
     Where several batches run at once, the time between the ends of two is compared. `unbatched_rows_per_s` NaN: nothing
-    is compared. None: the server has no such counters.
+    is compared; neither where it stands against `gain`. (): the server does not count batches.
     """
-    if activity is None or not activity.execution_s_by_rows:
-        return None
+    if activity is None or activity.mean_batch_rows is None:
+        return ()
     counts, times_s = activity.batches_by_rows, activity.execution_s_by_rows
-    rows = max(times_s, key=lambda size: size * counts.get(size, 0))
+    batches = sum(counts.get(size, 0) for size in times_s)
+    figures: dict[str, Any] = {"mean_rows": activity.mean_batch_rows}
+    if not batches:
+        return (coded("batches_hold", **figures),)
     busy_s = sum(counts.get(size, 0) * each_s for size, each_s in times_s.items())
     at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
-    figures: dict[str, Any] = {"batch_rows": rows, "batch_s": times_s[rows]}
-    if not math.isfinite(unbatched_rows_per_s) or unbatched_rows_per_s <= 0:
-        return coded("batch_takes", **figures)
-    figures["alone_s"] = rows / unbatched_rows_per_s
+    figures["batch_s"] = busy_s / batches
+    every_s = figures["batch_s"] / at_once if at_once >= 1.2 else figures["batch_s"]
+    alone_s = activity.mean_batch_rows / unbatched_rows_per_s if unbatched_rows_per_s > 0 else math.nan
+    against = gain is not None and (
+        (gain.low > 1.0 and alone_s <= every_s) or (gain.high < 1.0 and alone_s >= every_s)
+    )
+    if not math.isfinite(alone_s) or against:
+        return (coded("batch_takes", **figures),)
+    figures["alone_s"] = alone_s
     if at_once >= 1.2:
-        return coded("batch_done_every", **figures, every_s=times_s[rows] / at_once, at_once=at_once)
-    return coded("batch_takes_beside", **figures)
+        return (coded("batch_done_every", **figures, every_s=every_s, at_once=at_once),)
+    return (coded("batch_takes_beside", **figures),)
 
 
-def _batch_sizes(activity: ServerActivity | None, configuration: Configuration) -> Coded | None:
-    """The finding on the mean rows of a batch, and why most batches close; None: the server does not count them."""
-    if activity is None or activity.mean_batch_rows is None:
+def _closings(activity: ServerActivity | None, configuration: Configuration) -> Coded | None:
+    """The finding on why most batches close; None: the server does not count the reasons."""
+    closed = sum(activity.close_reasons.values()) if activity is not None else 0
+    if activity is None or not closed:
         return None
-    closed = sum(activity.close_reasons.values())
-    if not closed:
-        return coded("batches_hold", mean_rows=activity.mean_batch_rows)
     reason = max(activity.close_reasons, key=lambda name: activity.close_reasons[name])
     return coded(
-        "batches_hold_closed",
-        mean_rows=activity.mean_batch_rows,
+        "batches_close",
         closed_ratio=activity.close_reasons[reason] / closed,
         closing=closing(reason, configuration),
     )

@@ -23,7 +23,7 @@ from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
 from batchtune.units import percentage
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of recommendation.json; a file of another version is computed again from the trials."""
 
 Helps = Literal["yes", "no", "not distinguishable"]

@@ -16,8 +16,8 @@ import orjson
 from numpy.typing import NDArray
 
 from batchtune.errors import TargetError
-from batchtune.load.clients.client import content_headers, error_within, grpc_path, http_path
-from batchtune.load.samples import Recorder, Status
+from batchtune.load.clients.client import content_headers, grpc_path, http_path
+from batchtune.load.samples import Recorder, Status, error_within
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.places import has_value
 from batchtune.scenario.spec.workload import Protocol

@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from batchtune.wire.status import GRPC_NAMES
@@ -402,6 +403,15 @@ def of_http(code: int, text: str) -> Status:
     if code in {408, 504}:
         return Status.TIMEOUT
     return Status.INVALID_REQUEST if 300 <= code < 500 and code not in {429, 499} else Status.SERVER_ERROR
+
+
+def error_within(document: bytes) -> str:
+    """Return what an answer with a status of success says of an `error` in it; "" where it has none."""
+    try:
+        error = orjson.loads(document).get("error")
+    except (orjson.JSONDecodeError, AttributeError):
+        return ""
+    return f"an error with a status of success: {document[:300].decode('utf-8', 'replace')}" if error else ""
 
 
 def of_lost_connection(reason: str) -> Status:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from batchtune.errors import UsageError
@@ -110,15 +109,6 @@ def http_path(endpoint: Endpoint, protocol: Protocol) -> str:
 def grpc_path(protocol: Protocol) -> str:
     """Return the gRPC method that a request of this protocol calls, as "/package.Service/Method"."""
     return PREDICT_PATH if protocol == "grpc" else INFER_PATH
-
-
-def error_within(document: bytes) -> str:
-    """Return what an answer with a status of success says of an `error` in it; "" where it has none."""
-    try:
-        error = orjson.loads(document).get("error")
-    except (orjson.JSONDecodeError, AttributeError):
-        return ""
-    return f"an error with a status of success: {document[:300].decode('utf-8', 'replace')}" if error else ""
 
 
 def content_headers(protocol: Protocol, body: bytes) -> dict[str, str]:

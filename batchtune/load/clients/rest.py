@@ -18,10 +18,9 @@ from typing import Final
 import numpy as np
 import orjson
 
-from batchtune.load.clients.client import error_within
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.samples import GOOD, Columns, Recorder, Status, of_http
+from batchtune.load.samples import GOOD, Columns, Recorder, Status, error_within, of_http
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import UNIQUE_MARK
 from batchtune.scenario.spec.workload import OkSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from reprlib import repr as shortened
 from types import NoneType, UnionType
@@ -65,8 +65,24 @@ def to_plain(value: Any) -> Any:
 
 
 def fields_to_plain(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass instance by name, their values converted as in `to_plain`."""
-    return {own.name: to_plain(getattr(value, own.name)) for own in fields(value)}
+    """Return the fields of a dataclass instance by name, their values converted as in `to_plain`.
+
+    Goodput, which a field `latency_s` has as the share of requests that miss a limit, is written beside it as
+    `goodput_ratio`, the share that meets every limit.
+    """
+    plain = {own.name: getattr(value, own.name) for own in fields(value)}
+    if "goodput" in (latency_s := plain.get("latency_s") or {}):
+        plain["latency_s"] = {name: figure for name, figure in latency_s.items() if name != "goodput"}
+        plain["goodput_ratio"] = complement(latency_s["goodput"])
+    return {name: to_plain(own) for name, own in plain.items()}
+
+
+def complement(share: Any) -> Any:
+    """Return 1 - share, of a float or of an estimate with its interval, to 12 digits: so twice gives the share."""
+    if isinstance(share, float | int):
+        return round(1.0 - share, 12)
+    low, high = complement(share.high), complement(share.low)
+    return replace(share, value=complement(share.value), low=low, high=high)
 
 
 def check_version(values: Mapping[str, Any], version: int) -> None:
@@ -94,6 +110,9 @@ def from_plain(kind: type[T], values: Any, place: str = "") -> T:
             given[own.name] = _read(hints[own.name], values[own.name], f"{place}.{own.name}")
         elif own.default is MISSING and own.default_factory is MISSING:
             raise TypeError(f"{place}.{own.name} is missing")
+    if "goodput_ratio" in values and "latency_s" in given:
+        figure = _read(get_args(hints["latency_s"])[1], values["goodput_ratio"], f"{place}.goodput_ratio")
+        given["latency_s"]["goodput"] = complement(figure)
     return kind(**given)
 
 

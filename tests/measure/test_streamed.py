@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from batchtune.load.samples import NEVER_NS, Samples, Status, Streams
-from batchtune.measure.measurement import measure
+from batchtune.measure.measurement import Measurement, measure
 from batchtune.measure.slo import limits_of, primary_limit
+from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.findings import text_of
 from batchtune.scenario.spec.check import SloSpec, limit_words
 
@@ -186,6 +188,27 @@ def test_e2e_is_a_name_for_whole_answers_and_the_watched_limit_is_the_first() ->
     assert SloSpec.model_validate({"itl_p99": "50ms"}).patience_s(streams=True) is None
     words = [limit_words(name, limit) for name, limit in slo.limits().items()]
     assert words == ["p95 ≤ 2 s", "ttft_p95 ≤ 200 ms", "itl_p99 ≤ 50 ms", "goodput ≥ 90 %"]
+
+
+def test_json_gives_goodput_as_the_share_within_all_limits_and_not_in_seconds() -> None:
+    run = measured(streams(slow_gap=0.03), ttft_p95="20ms", itl_p99="8ms", goodput="95%")
+    plain = json.loads(json.dumps(to_plain(run), allow_nan=False))
+    beyond = run.latency_s["goodput"]
+    assert "goodput" not in plain["latency_s"]
+    assert plain["goodput_ratio"] == {
+        "value": pytest.approx(1.0 - beyond.value),
+        "low": pytest.approx(1.0 - beyond.high),
+        "high": pytest.approx(1.0 - beyond.low),
+    }
+    read = from_plain(Measurement, plain)
+    assert read.latency_s["goodput"].value == pytest.approx(beyond.value)
+    older = {**plain, "latency_s": {**plain["latency_s"], "goodput": to_plain(beyond)}}
+    del older["goodput_ratio"]
+    assert from_plain(Measurement, older).latency_s == run.latency_s
+
+
+def test_exactly_the_share_promised_keeps_goodput() -> None:
+    assert SloSpec.model_validate({"ttft_p95": "20ms", "goodput": "90%"}).limits()["goodput"] == 10 / 100
 
 
 def test_goodput_alone_says_nothing() -> None:

@@ -73,6 +73,10 @@ def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> No
             "the server's event loop was late by more than 2.56 ms in 1 of 100 checks",
         ),
         (coded("unbatched_above", name="p95", value_s=math.inf, limit_s=0.06), UNBOUNDED),
+        (
+            coded("unbatched_below", limit_ratio=0.9, value_ratio=0.85),
+            "without batching goodput is 85 %, below the 90 % required",
+        ),
         (coded("worth", gain=Estimate(value=2.1, low=1.8, high=2.5)), "batching is worth ×2.10 [1.80, 2.50]"),
         (as_text("as {it} was"), "as {it} was"),
         (

@@ -68,7 +68,7 @@ class SloSpec(Spec):
         `goodput` as the share that may miss."""
         fields = type(self).model_fields.items()
         limits = {field.alias: getattr(self, name) for name, field in fields if name.endswith("_s")}
-        limits["goodput"] = None if self.goodput is None else 1.0 - self.goodput
+        limits["goodput"] = None if self.goodput is None else round(1.0 - self.goodput, 12)
         return {str(name): limit for name, limit in limits.items() if limit is not None}
 
     def stream_limits(self) -> dict[str, float]:

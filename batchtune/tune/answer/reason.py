@@ -16,7 +16,7 @@ from batchtune.errors import (
 )
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import Coded, coded
+from batchtune.plain_values import Coded, coded, complement
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
@@ -53,12 +53,14 @@ def explain_gain(
     clauses = [*_batch_cost(activity, unbatched_rows_per_s, gain), _closings(activity, configuration)]
     if missed is not None:
         name, value_s, limit_s = missed
-        figures = {"name": name, "limit_s": limit_s}
-        clauses.append(
-            coded("unbatched_above", **figures, value_s=value_s)
-            if math.isfinite(value_s)
-            else coded("unbatched_misses", **figures)
-        )
+        if name == "goodput":
+            clauses.append(
+                coded("unbatched_below", limit_ratio=complement(limit_s), value_ratio=complement(value_s))
+            )
+        elif math.isfinite(value_s):
+            clauses.append(coded("unbatched_above", name=name, limit_s=limit_s, value_s=value_s))
+        else:
+            clauses.append(coded("unbatched_misses", name=name, limit_s=limit_s))
     facts = tuple(clause for clause in clauses if clause is not None)
     worth = None if gain is None else _worth(gain)
     if worth is None:

@@ -9,12 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import Coded, check_version, coded, fields_to_plain, from_plain, to_plain
+from batchtune.plain_values import (
+    Coded,
+    check_version,
+    coded,
+    complement,
+    fields_to_plain,
+    from_plain,
+    to_plain,
+)
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, crossing_rps, runs_of
@@ -134,6 +142,8 @@ class Promise:
     """A latency limit of the SLO, and the recommended configuration's runs against it.
 
     `value_s`, `worst_s`: median and largest of the runs, seconds. `kept`: how many of the `runs` kept the limit.
+    Goodput has in place of seconds the share of requests that misses; in JSON `limit_ratio`, `value_ratio` and
+    `worst_ratio`, the share that meets every limit.
     """
 
     name: str
@@ -149,7 +159,22 @@ class Promise:
         return 1.0 - self.worst_s / self.limit_s
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_plain(self), "spare_ratio": to_plain(self.spare_ratio)}
+        plain = fields_to_plain(self)
+        if self.name == "goodput":
+            for field_name in _OF_LIMIT:
+                plain[f"{field_name}_ratio"] = to_plain(complement(plain.pop(f"{field_name}_s")))
+        return {**plain, "spare_ratio": to_plain(self.spare_ratio)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Promise:
+        """Make a promise from what `to_dict` returns. Raises TypeError as `from_plain`."""
+        shares = {
+            f"{name}_s": complement(values[key]) for name in _OF_LIMIT if (key := f"{name}_ratio") in values
+        }
+        return from_plain(cls, {**values, **shares})
+
+
+_OF_LIMIT: Final = ("limit", "value", "worst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +231,9 @@ class Recommendation:
     of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
     `capacity`: with that objective, else None. `capacity_rps`: as an estimate from the rate held to the rate missed
     (NaN: none), its value the rate held, for streams the crossing rate.
-    `slo`: quantile name -> limit in seconds, and "errors" -> the share of requests that may fail. `promises`: each
-    latency limit with the runs against it.
+    `slo`: quantile name -> limit in seconds, and "errors" -> the share of requests that may fail, "goodput" -> the
+    share that may miss (in JSON `goodput_ratio`, the share that has to meet every limit). `promises`: each latency
+    limit with the runs against it.
     `references`: what runs now ("present"), no batching, the server's defaults, as far as they have figures.
     `failed_references`: name -> error text of those that failed. `contenders`: all others that have figures.
     `batching_helps`, `reason`: whether it helps, and why. `batching_gain`: a ratio, the best configuration with
@@ -288,10 +314,13 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain types, safe for JSON."""
+        plain = fields_to_plain(self)
+        if "goodput" in plain["slo"]:
+            plain["slo"]["goodput_ratio"] = complement(plain["slo"].pop("goodput"))
         return {
             "schema_version": SCHEMA_VERSION,
             "label": self.configuration.label(),
-            **fields_to_plain(self),
+            **plain,
             "gain_over_present": to_plain(self.gains.get("present")),
             "gain_over_no_batching": to_plain(self.gains.get("no_batching")),
             "gain_over_defaults": to_plain(self.gains.get("defaults")),
@@ -306,7 +335,10 @@ class Recommendation:
             KeyError, TypeError: not a recommendation.
         """
         check_version(values, SCHEMA_VERSION)
-        return from_plain(cls, values)
+        slo = dict(values["slo"])
+        if "goodput_ratio" in slo:
+            slo["goodput"] = complement(slo.pop("goodput_ratio"))
+        return from_plain(cls, {**values, "slo": slo})
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:

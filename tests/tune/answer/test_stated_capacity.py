@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,10 @@ from batchtune.errors import InconclusiveError
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.answer.recommendation import Capacity, capacity_of
+from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
 from batchtune.tune.evidence.bracket import UNCONFIRMED
 from batchtune.tune.trials.trial import Probe, Trial
+from tests.tune.answer.ledgers import STREAMED, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 SCENARIO = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "20ms"})
@@ -205,3 +207,26 @@ def test_where_only_a_probe_ran_which_met_the_slo_too_little_was_measured() -> N
     probe = asked(planted(1, throughput=50.0, p95_s=0.01, batching=None, source="probe"), concurrency=1)
     with pytest.raises(InconclusiveError, match="too little was measured"):
         recommend([probe], scenario=SCENARIO)
+
+
+def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> None:
+    slo = STREAMED.slo.model_copy(update={"goodput": 0.9})
+    scenario = STREAMED.model_copy(update={"slo": slo})
+    misses = Estimate(value=0.02, low=0.01, high=0.03)
+    trials = []
+    for trial in streamed_ledger():
+        assert trial.measurement is not None
+        latency_s = {**trial.measurement.latency_s, "goodput": misses}
+        trials.append(replace(trial, measurement=replace(trial.measurement, latency_s=latency_s)))
+    answer = recommend(trials, scenario=scenario)
+    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+    (promise,) = (one for one in plain["promises"] if one["name"] == "goodput")
+    assert plain["slo"]["goodput_ratio"] == promise["limit_ratio"] == 0.9
+    assert "goodput" not in plain["slo"]
+    assert plain["goodput_ratio"]["value"] == promise["value_ratio"] == promise["worst_ratio"] == 0.98
+    assert "goodput" not in plain["latency_s"]
+    assert not any(name.endswith("_s") for name in promise)
+    assert Recommendation.from_dict(plain) == answer
+    older = {**plain["slo"], "goodput": 0.1}
+    del older["goodput_ratio"]
+    assert Recommendation.from_dict({**plain, "slo": older}) == answer

@@ -142,7 +142,10 @@ def workload(
 
 
 def models_text(scenario: Scenario) -> str:
-    """Return the name of the model that is served; several joined by ` + `."""
+    """Return the name of the model that is served, several joined by ` + `; the scenario's where a model by OpenAI's
+    API has none."""
+    if scenario.target.is_unnamed and scenario.streams:
+        return scenario.name
     names = [own.name for own in scenario.target.models] or [served_name(scenario.target.model)]
     return " + ".join(names)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import yaml
+
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import running_scenario
 from batchtune.scenario.spec.workload import Protocol
@@ -21,6 +23,7 @@ from batchtune.target.endpoint import (
     control_client,
     external_endpoint,
     in_words,
+    listed_models,
 )
 from batchtune.target.external import external_signature
 from batchtune.target.model_files import readable
@@ -135,6 +138,59 @@ def preset_at(text: str) -> str | None:
     return None
 
 
+def language_model_at(text: str) -> dict[str, Any] | None:
+    """Return the scenario of a load test, as plain data, for the server of OpenAI's API that answers at
+    `HOST:PORT[/MODEL]` or at the URL of one of its calls; None: no such server.
+
+    Its lengths and limits, a guess, are those of the preset of that server, where it says which it is.
+
+    Raises:
+        UsageError: there are several models and none is named, or none of that name.
+    """
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None or parts["scheme"] in ("grpc", "grpcs"):
+        return None
+    endpoint = Endpoint(model_name="", **_rest_of(f"{parts['scheme'] or 'http'}://{parts['authority']}"))
+    owners = listed_models(endpoint)
+    if not owners:
+        return None
+    call = (parts["path"] or "").strip("/").removeprefix("v1").strip("/")
+    named = "" if call in ("chat/completions", "completions", "embeddings", "models") else call
+    model = next(iter(owners)) if not named and len(owners) == 1 else named.removeprefix("models/")
+    if model not in owners:
+        _no_model(parts["authority"], sorted(owners))
+    owner = owners[model] if owners[model] in ("vllm", "sglang") else "transformers-serve"
+    document = yaml.safe_load(
+        running_scenario(owner, "model", {"http://127.0.0.1:{port}": endpoint.rest_url})
+    )
+    asked, target = document["request"]["openai"], document["target"]
+    asked |= {"api": call if call in ("completions", "embeddings") else "chat", "model": model}
+    slo = document["slo"]
+    if asked["api"] == "embeddings":
+        slo = {"p95": "500ms"}
+        del asked["output"], asked["ignore_eos"]
+    url = f"{endpoint.rest_url}/v1/{'chat/completions' if asked['api'] == 'chat' else asked['api']}"
+    return {
+        "name": model,
+        "target": {"kind": "http", "model": model, "url": url}
+        | {
+            key: target[key]
+            for key in ("metrics",)
+            if key in target and _is_there(endpoint, target[key]["url"])
+        },
+        "request": document["request"],
+        "load": {"arrivals": "closed", "concurrency": 8},
+        "slo": slo,
+        "objective": "throughput",
+    }
+
+
+def _is_there(endpoint: Endpoint, url: str) -> bool:
+    with suppress(TargetError):
+        return answer_of(endpoint, url).status_code == 200
+    return False
+
+
 def _ray_serve(text: str, dashboard: Endpoint, status: Mapping[str, Any], name: str | None) -> str:
     """Return the scenario of an application of Ray Serve. A PUT replaces all applications, so that the others
     are sent as they are."""
@@ -182,9 +238,8 @@ def _metrics_page(dashboard: Endpoint) -> str | None:
     alive = [node["raylet"] for node in nodes if (node.get("raylet") or {}).get("state") == "ALIVE"]
     if len(alive) == 1:
         url = f"{replace(dashboard, rest_port=alive[0].get('metricsExportPort')).rest_url}/metrics"
-        with suppress(TargetError):
-            if answer_of(dashboard, url).status_code == 200:
-                return url
+        if _is_there(dashboard, url):
+            return url
     return None
 
 
@@ -276,7 +331,8 @@ def _no_model_server(endpoint: Endpoint, model: str | None) -> TargetError:
         answer = in_words(error)
     return TargetError(
         f"{endpoint.rest_authority}: {answer}: neither TensorFlow Serving nor KServe v2",
-        hint="give the port of the model server; any other HTTP server takes a scenario with target.kind: http",
+        hint="give the port of the model server; any other HTTP server takes a scenario with target.kind: http, one of "
+        "OpenAI's API with request.protocol: openai too",
     )
 
 

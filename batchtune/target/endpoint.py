@@ -167,6 +167,16 @@ def answer_of(
         raise TargetError(f"{what}: {in_words(error)}", hint=hint) from error
 
 
+def listed_models(endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the models that a server of OpenAI's API lists at /v1/models, name -> owner; {}: it has no such list."""
+    try:
+        document = answer_of(endpoint, "/v1/models", headers=headers).json()
+        entries = document["data"] if document["object"] == "list" else []
+        return {str(entry["id"]): str(entry.get("owned_by")) for entry in entries}
+    except (TargetError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def in_words(error: httpx.HTTPError) -> str:
     """Describe a control request that got no answer, for a message, such as "no connection"."""
     import httpx

@@ -6,9 +6,10 @@ import math
 import os.path
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from batchtune.check.gate import gates_of
 from batchtune.cli.arguments.load_request import refuse_range
@@ -20,6 +21,7 @@ from batchtune.cli.commands.model_scenario import (
     LookedAt,
     inputs_of,
     look,
+    scenario_of_language_model,
     speed_of,
     wants_of,
 )
@@ -93,13 +95,31 @@ def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") 
     print(f"{path}: {said}")
 
 
-def _written(text: str, write: Path | None) -> int:
+def _written(text: str, write: Path | None, *, command: str = "sweep") -> int:
     if write is None or write == Path("-"):
         print(text, end="")
         return 0
     write_new(write, text)
-    print(f"next: batchtune sweep {shlex.quote(str(write))}", file=sys.stderr)
+    print(f"next: batchtune {command} {shlex.quote(str(write))}", file=sys.stderr)
     return 0
+
+
+def _language_model_text(document: Mapping[str, Any], argument: str, write: Path | None) -> str:
+    file = shlex.quote(str(write or f"{document['name']}.yaml"))
+    head = [
+        f"How does {document['target']['model']} answer on the server that runs?",
+        "",
+        f"    batchtune load {file}",
+        "",
+        f"Written by `batchtune init {shlex.quote(argument)}`. Every key: scenarios/README.md of batchtune.",
+    ]
+    comments = {
+        "request.lengths": "a guess: tokens of the prompts",
+        "request.openai": "output: tokens of each answer, a guess",
+        "load.concurrency": "clients, each of which waits for its answer before it asks again",
+        "slo": "a guess: set the limits that you promise",
+    }
+    return commented(document, head=head, comments=comments)
 
 
 def run_init_model(
@@ -126,6 +146,9 @@ def run_init_model(
     running = preset_at(argument) if kind == "address" else None
     if running is not None:
         return _written(running, write)
+    language_model = scenario_of_language_model(argument) if kind == "address" else None
+    if language_model is not None:
+        return _written(_language_model_text(language_model, argument, write), write, command="load")
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)

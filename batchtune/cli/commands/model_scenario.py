@@ -33,7 +33,7 @@ from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.scenario.spec.workload import Protocol, RandomRange, transport_of
-from batchtune.target.address import Address, answering_at, attachable, preset_at
+from batchtune.target.address import Address, answering_at, attachable, language_model_at, preset_at
 from batchtune.target.choice import placed, target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
@@ -448,11 +448,22 @@ def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadR
     running = preset_at(argument)
     if running is not None:
         return replace(wanted, scenario=ScenarioText(text=running, source=argument))
+    language_model = scenario_of_language_model(argument)
+    if language_model is not None:
+        del language_model["slo"]  # a guess, and none was given
+        text = yaml.safe_dump(language_model, sort_keys=False)
+        return replace(wanted, scenario=ScenarioText(text=text, source=argument))
     address = answering_at(argument)
     looked = look(argument, of_scenario, command="load", address=address, batched=False, quiet=quiet)
     return replace(
         wanted, scenario=looked.text(argument), rest_url=address.rest_url, grpc_url=address.grpc_url
     )
+
+
+def scenario_of_language_model(address: str) -> dict[str, Any] | None:
+    """Return what `language_model_at` does, with a name that a folder may have."""
+    document = language_model_at(address)
+    return document and document | {"name": _scenario_name(served_name(document["name"]))}
 
 
 def _check_loop_and_file(wanted: LoadRequest) -> None:
@@ -508,6 +519,12 @@ def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: boo
         running = preset_at(argument)
         if running is not None:
             return _with_loop(wanted, ScenarioText(text=running, source=argument))
+        if language_model_at(argument) is not None:
+            raise UsageError(
+                f"{argument}: a server of a language model takes its parameters when it starts",
+                hint=f"`batchtune load {argument}` measures it as it is; `batchtune sweep MODEL --server vllm` "
+                "(sglang, transformers-serve) launches one and searches its parameters",
+            )
         address = answering_at(argument)
         target = attachable(address)
         if target is None:

@@ -20,7 +20,6 @@ from batchtune.report.tables import interval, latency, milliseconds, without_emp
 from batchtune.report.words import Fact
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.model_files import served_name
 from batchtune.tune.evidence.best_point import BestPoint, best_point, spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded
@@ -237,7 +236,7 @@ def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
     configuration = trials[0].configuration if trials else None
     parts = [
         "Load test",
-        served_name(scenario.target.model),
+        words.models_text(scenario),
         labels("protocols")[scenario.request.protocol],
         f"{counted(rows, 'row')} a request",
         counted(len(trials), "point"),

@@ -153,6 +153,11 @@ Address = Annotated[
 ]
 
 
+def _name_in(url: str) -> str:
+    last = url.rstrip("/").rpartition("/")[2]
+    return last if last.isidentifier() else "server"
+
+
 def _either_model_or_models(schema: dict[str, Any]) -> None:
     """Make the JSON schema ask for one of the two keys: `model` is required, but where models are listed it
     is the first of them."""
@@ -374,14 +379,18 @@ class TargetSpec(Spec):
             return "local"
         return "bundled" if self.command is None else "command"
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the model's name is only the last part of the URL of a server of kind http."""
+        return self.url is not None and self.model == _name_in(self.url)
+
     @model_validator(mode="before")
     @classmethod
     def _named_by_its_url(cls, given: Any) -> Any:
         """Name the model of a server of kind http, where it has no name, by the last part of its URL."""
         if not isinstance(given, Mapping) or given.get("kind") != "http" or given.get("model") is not None:
             return given
-        last = str(given.get("url")).rstrip("/").rpartition("/")[2]
-        return {**given, "model": last if last.isidentifier() else "server"}
+        return {**given, "model": _name_in(str(given.get("url")))}
 
     @model_validator(mode="before")
     @classmethod

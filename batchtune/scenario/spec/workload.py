@@ -216,7 +216,10 @@ class OpenAiSpec(Spec):
     api: Literal["chat", "completions", "embeddings"] = Field(
         default="chat", description="chat and completions are streamed"
     )
-    model: str | None = Field(default=None, description="name in each request; absent: that of target.model")
+    model: str | None = Field(
+        default=None,
+        description="name in each request; absent: target.model, else the one model that /v1/models lists",
+    )
     output: LengthsSpec = Field(
         default=LengthsSpec(constant=64),
         description="tokens of each answer (max_tokens), as request.lengths",

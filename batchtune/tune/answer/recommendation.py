@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
@@ -161,8 +161,9 @@ class Promise:
     def to_dict(self) -> dict[str, Any]:
         plain = fields_to_plain(self)
         if self.name == "goodput":
-            for field_name in _OF_LIMIT:
-                plain[f"{field_name}_ratio"] = to_plain(complement(plain.pop(f"{field_name}_s")))
+            for field_name in ("limit", "value", "worst"):
+                plain[f"{field_name}_ratio"] = to_plain(complement(getattr(self, f"{field_name}_s")))
+                del plain[f"{field_name}_s"]
         return {**plain, "spare_ratio": to_plain(self.spare_ratio)}
 
     @classmethod
@@ -172,9 +173,6 @@ class Promise:
             f"{name}_s": complement(values[key]) for name in _OF_LIMIT if (key := f"{name}_ratio") in values
         }
         return from_plain(cls, {**values, **shares})
-
-
-_OF_LIMIT: Final = ("limit", "value", "worst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

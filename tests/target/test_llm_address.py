@@ -1,0 +1,130 @@
+"""Is the address of a server of OpenAI's API enough to load it, and does it say which model is meant?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from batchtune.cli.arguments.load_request import LoadRequest, question_of
+from batchtune.cli.commands.init_model import run_init_model
+from batchtune.cli.commands.model_scenario import subject_of_load, subject_of_sweep
+from batchtune.errors import UsageError
+from batchtune.scenario.arrivals import ClosedLoop
+from batchtune.scenario.reader import parse_scenario
+from batchtune.target.command import CommandTarget
+from batchtune.target.process import free_port
+from batchtune.tune.loader import Loader, LoadRun
+from tests.target.kserve_server import KserveServer
+from tests.target.running_process import running_process
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "batchtune.server.emulated_llm", f"--port={port}", "--model=org/tiny:1"]
+    with running_process(command, log_path=tmp_path_factory.mktemp("llm") / "log"):
+        wait_until(lambda: answers(address), limit_s=30)
+        yield address
+
+
+def answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("rest", "api"),
+    [
+        ("", "chat"),
+        ("/v1", "chat"),
+        ("/v1/chat/completions", "chat"),
+        ("/v1/completions", "completions"),
+        ("/org/tiny:1", "chat"),
+    ],
+)
+def test_a_load_takes_the_model_that_the_server_lists(url: str, rest: str, api: str) -> None:
+    wanted = subject_of_load(f"{url}{rest}", LoadRequest(concurrency="3"), quiet=True)
+    scenario = question_of(wanted).scenario
+    assert scenario.target.kind == "http"
+    assert scenario.request.protocol == "openai"
+    assert scenario.request.openai is not None
+    assert (scenario.request.openai.api, scenario.request.openai.model) == (api, "org/tiny:1")
+    assert scenario.target.url == f"{url}/v1/{'chat/completions' if api == 'chat' else api}"
+    assert (scenario.load.concurrency, scenario.slo.limits()) == (3, {})
+
+
+def test_init_writes_a_whole_scenario(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.yaml"
+    assert run_init_model(url, LoadRequest(), write=file, check=False, quiet=True) == 0
+    scenario = parse_scenario(file.read_text())
+    assert scenario.name == "tiny-1"
+    assert "ttft_p95" in scenario.slo.limits()
+    assert f"next: batchtune load {file}" in capsys.readouterr().err
+
+
+def test_a_sweep_names_what_it_needs(url: str) -> None:
+    with pytest.raises(UsageError, match="parameters") as raised:
+        subject_of_sweep(url.removeprefix("http://"), LoadRequest(), quiet=True)
+    assert "batchtune load" in raised.value.hint
+    assert "--server vllm" in raised.value.hint
+
+
+def listing(*names: str) -> KserveServer:
+    server = KserveServer()
+    models = [{"id": name, "object": "model", "owned_by": "vllm"} for name in names]
+    server.get["/v1/models"] = (200, {"object": "list", "data": models})
+    return server
+
+
+def test_which_of_several_models_is_asked_for() -> None:
+    with listing("one", "two") as server:
+        address = f"127.0.0.1:{server.rest_port}"
+        for given in (address, f"{address}/three"):
+            with pytest.raises(UsageError, match="which model") as raised:
+                subject_of_load(given, LoadRequest(), quiet=True)
+            assert raised.value.hint == f"give {address}/MODEL; there are one, two"
+        wanted = subject_of_load(f"{address}/two", LoadRequest(), quiet=True)
+        asked = question_of(wanted).scenario.request.openai
+        assert asked is not None
+        assert (asked.model, asked.ignore_eos) == ("two", True)
+
+
+UNNAMED = """
+name: own
+target: {{kind: http, url: "{url}/v1/chat/completions"}}
+request: {{protocol: openai, openai: {{output: {{constant: 3}}}}}}
+load: {{arrivals: closed, concurrency: 1, duration: 1s}}
+objective: throughput
+"""
+
+
+def asked_model(address: str, **openai: str) -> str:
+    scenario = parse_scenario(
+        UNNAMED.format(url=address),
+        overrides=[f"request.openai.{key}={name}" for key, name in openai.items()],
+    )
+    target = CommandTarget(scenario.target)
+    load = LoadRun(arrivals=ClosedLoop(concurrency=1, duration_s=1.0), warm_up_s=0.0)
+    job = Loader(scenario, cast("Any", target), cast("Any", None)).job(load)
+    return str(json.loads(job.requests.bodies[0])["model"])
+
+
+def test_without_a_name_the_only_model_that_is_served_is_asked(url: str) -> None:
+    assert asked_model(url) == "org/tiny:1"
+    assert asked_model(url, model="own") == "own"
+
+
+@pytest.mark.parametrize("names", [(), ("one", "two")])
+def test_without_a_name_a_server_of_none_or_of_several_models_is_refused(names: tuple[str, ...]) -> None:
+    with listing(*names) as server, pytest.raises(UsageError, match=r"request\.openai\.model") as raised:
+        asked_model(f"http://127.0.0.1:{server.rest_port}")
+    assert all(name in raised.value.hint for name in names)

@@ -169,10 +169,10 @@ class Promise:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Promise:
         """Make a promise from what `to_dict` returns. Raises TypeError as `from_plain`."""
-        shares = {
-            f"{name}_s": complement(values[key]) for name in _OF_LIMIT if (key := f"{name}_ratio") in values
-        }
-        return from_plain(cls, {**values, **shares})
+        if "limit_ratio" in values:
+            names = ("limit", "value", "worst")
+            values = {**values, **{f"{name}_s": complement(values[f"{name}_ratio"]) for name in names}}
+        return from_plain(cls, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ BatchtuneError                        70  never raised itself
 │   └── TwinError                      5  there is too little measured to calibrate the twin, or it cannot answer
 ├── MeasurementInvalidError            6  the client was the limit, or the host was noisy
 └── TargetError                        7  the server did not start, died, hung or cannot be reached
-    └── ServerGoneError                7  a running server of somebody else's ended, or hangs
+    ├── ServerGoneError                7  a running server of somebody else's ended, or hangs
+    └── WrongAnswerError               7  the server answers, but not as the scenario says: a wrong address, body or app
 """
 
 from __future__ import annotations
@@ -70,3 +71,8 @@ class TargetError(BatchtuneError):
 
 class ServerGoneError(TargetError):
     """A running server that others start has ended or hangs: no further trial can succeed."""
+
+
+class WrongAnswerError(TargetError):
+    """The server answers a lone request with an error, a redirect, no JSON or no end: the address, body or app is
+    wrong."""

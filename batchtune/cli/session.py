@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,13 +25,16 @@ from batchtune.archive.run import (
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import (
     ArchiveError,
+    BatchingParametersError,
     BatchtuneError,
     InconclusiveError,
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
     TargetError,
     UsageError,
+    WrongAnswerError,
 )
+from batchtune.load.answers import ask_once
 from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet_of
 from batchtune.provenance import collect, comparable
 from batchtune.report.findings import text_of
@@ -43,10 +47,11 @@ from batchtune.target.command import CommandTarget
 from batchtune.target.command import restored as restored_by_command
 from batchtune.target.external import ExternalTarget
 from batchtune.target.kserve import TritonRepository
+from batchtune.target.process import DYING_S
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.trials.trial import Trial, memory_words
 from batchtune.twin.simulator.simulate import TRITONS_AHEAD
 from batchtune.units import counted
 
@@ -146,18 +151,31 @@ class MeasuringSession:
         return scenario
 
     def launch(
-        self, scenario: Scenario, target: LaunchedTarget | ExternalTarget, configuration: Configuration
+        self,
+        scenario: Scenario,
+        target: LaunchedTarget | ExternalTarget,
+        configuration: Configuration,
+        another: Configuration | None = None,
     ) -> None:
         """Start the server, or configure an attached one, with a configuration; the run gets the log of a
         launched one.
 
+        A server of kind http is sent one request: a running one before it is changed, a launched one once it
+        runs and, where it fails, with `another` configuration too.
+
         Raises:
+            WrongAnswerError: it answers that request with an error, in each of these configurations.
             TargetError: it does not start, or does not take the configuration.
         """
+        launches = scenario.target.launch is not None
+        if not launches and (error := _first_error(scenario, target)):
+            raise error
         target.apply(configuration)
         run = self.begin(scenario)
         if run is not None and not isinstance(target, ExternalTarget):
             target.keep_log(run.path / SERVER_LOG)
+        if launches and isinstance(target, CommandTarget):
+            _require_first_answer(scenario, target, another)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
         """Return the run as `begin` does, for a command whose results must be saved.
@@ -324,6 +342,48 @@ def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
             f"{run.path} was run on another machine or system: {'; '.join(elsewhere)}",
             hint="figures of two machines do not mix: start a new run without --resume",
         )
+
+
+def _first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> WrongAnswerError | None:
+    """Send one request to a server of kind http with an API of its own; return what is wrong with its answer.
+
+    None: nothing is, or there is no answer yet, which the trials show.
+    """
+    if scenario.target.kind != "http" or scenario.request.protocol not in ("http", "openai"):
+        return None
+    try:
+        ask_once(target.endpoint, scenario.request)
+    except WrongAnswerError as error:
+        return error
+    except TargetError:
+        pass
+    return None
+
+
+def _require_first_answer(scenario: Scenario, target: CommandTarget, another: Configuration | None) -> None:
+    """Check that a launched server answers one request.
+
+    An error that only one configuration has, for want of memory or where `another` has none or does not start,
+    is left to the trials.
+
+    Raises:
+        WrongAnswerError: it does not; the message has the end of its log.
+    """
+    error = _first_error(scenario, target)
+    if error is None:
+        return
+    time.sleep(DYING_S)  # many programs write why they failed after the answer
+    log_tail = target.log_tail()
+    if memory_words(f"{error.message}\n{log_tail}") is not None:
+        return
+    if another is not None:
+        try:
+            target.apply(another)
+        except (TargetError, BatchingParametersError):
+            return
+        if _first_error(scenario, target) is None:
+            return
+    raise WrongAnswerError(f"{error.message}; the server's last words:\n{log_tail}", hint=error.hint)
 
 
 # A server that takes configurations from us and is somebody else's: what it has, and how it is put back.

@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.errors import TargetError
+from batchtune.errors import TargetError, WrongAnswerError
 from batchtune.load.clients.client import content_headers, grpc_path, http_path
 from batchtune.load.samples import Recorder, Status, error_within
-from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import has_value
-from batchtune.scenario.spec.workload import Protocol
+from batchtune.scenario.prompts import build_prompts
+from batchtune.scenario.spec.workload import Protocol, RequestSpec
 from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
 from batchtune.wire.kserve_infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json
@@ -117,14 +119,32 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
     return replace(requests, expected=tuple(expected))
 
 
+def ask_once(endpoint: Endpoint, request: RequestSpec) -> None:
+    """Send one request of a scenario of protocol http or openai, as `require_answer` does.
+
+    Raises:
+        WrongAnswerError, TargetError: as `require_answer`.
+    """
+    build = (
+        partial(build_requests, request, {})
+        if request.protocol == "http"
+        else partial(build_prompts, request)
+    )
+    requests = build(model_name=endpoint.model_name, distinct=1)
+    is_json = request.protocol == "http" and request.answers.check != "status"
+    require_answer(endpoint, requests, is_json=is_json)
+
+
 def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -> None:
     """Send the first request once, so that a wrong URL, body or app is reported before any load.
 
     Raises:
-        TargetError: there is no answer, or it has no end, is a redirect, has a status other than `ok.status`, or, with
-            `is_json`, is no JSON or has no value at `ok.path`.
+        WrongAnswerError: the answer has no end, is a redirect, has a status other than `ok.status`, or, with `is_json`,
+            is no JSON, or has no value at `ok.path` or, without that, an `error`.
+        TargetError: there is no answer, or its status is one of a server that is overloaded or not ready yet.
     """
     answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
+    not_now = (429, 502, 503, 504)  # Statuses that pass: too many requests, not ready, a timeout.
     import httpx
 
     url = f"{endpoint.rest_url}{requests.path or endpoint.path}"
@@ -139,7 +159,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
                 read += piece
                 is_late = time.monotonic() > give_up and "content-length" not in answer.headers
                 if is_late or len(read) > answer_bytes_max:
-                    raise TargetError(
+                    raise WrongAnswerError(
                         f"{url}: the answer has no end: {len(read):,} bytes within {requests.timeout_s:g} s",
                         hint="a stream of events needs request.protocol: openai, or an option of the app to answer at "
                         "once",
@@ -151,7 +171,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
     text = bytes(read[:300]).decode("utf-8", "replace").strip()
     if answer.is_redirect:
         there = answer.headers.get("location", "nowhere")
-        raise TargetError(
+        raise WrongAnswerError(
             f"{url}: HTTP {answer.status_code}: a redirect to {there}",
             hint="set target.url to where it leads",
         )
@@ -159,24 +179,30 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
         hint = "request.body is not what the app takes, or the app fails: its log says why"
         if answer.status_code in (404, 405):
             hint = "the app has no such path or method: set target.url, or request.method"
-        raise TargetError(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
+        error_type = TargetError if answer.status_code in not_now else WrongAnswerError
+        raise error_type(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
     if requests.protocol == "openai" and (failure := error_within(bytes(read))):
-        raise TargetError(f"{url}: {failure}", hint="the server's log says why")
+        raise WrongAnswerError(f"{url}: {failure}", hint="the server's log says why")
     if not is_json:
         return
     kind = answer.headers.get("content-type", "").partition(";")[0]
     try:
         document = orjson.loads(bytes(read))
     except ValueError as error:
-        raise TargetError(
+        raise WrongAnswerError(
             f"{url}: the answer is {kind or 'of no type'}, not JSON: {text}",
             hint="is target.url right? With request.answers.check: status answers need not be JSON",
         ) from error
     if requests.ok.path and not has_value(document, requests.ok.path):
-        raise TargetError(
+        raise WrongAnswerError(
             f"{url}: the answer has no value at {requests.ok.path!r} (request.ok.path): {text}",
             hint="is this an error with a status of success?",
         )
+    if not requests.ok.path and (failure := error_within(bytes(read))):
+        hint = (
+            "set request.ok.path to a place that only a right answer has: without it every such answer counts"
+        )
+        raise WrongAnswerError(f"{url}: {failure}", hint=hint)
 
 
 def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:

@@ -25,6 +25,7 @@ Kind = Literal[
     "front_end",
     "errors",
     "none",
+    "unknown",
 ]
 
 
@@ -77,6 +78,9 @@ def _advice(kind: Kind, case: Case) -> str:
             return lighter.get(case.protocol or "", "more_rows")
         case "none":
             return _more_load(case)
+        case "unknown":
+            load = _more_load(case)
+            return "report_metrics" if load in ("more_clients", "higher_rate") else load
         case _:
             return f"{kind}_advice"
 
@@ -218,6 +222,12 @@ class Facts:
     def disturbed(self) -> bool:
         """Whether other programs took so much of the machine that they may be why requests were late."""
         return any(caveat.code in HOST_CODES or caveat.code == "host_pressure" for caveat in self.run.caveats)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server reports nothing of its batches, so that nothing shows that it has capacity left."""
+        silent = {"no_target_metrics", "no_server_counters"}
+        return self.run.server is None or any(caveat.code in silent for caveat in self.run.caveats)
 
     @property
     def device_is_cpu(self) -> bool:
@@ -371,7 +381,7 @@ def find_bottleneck(
     measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True, blame_met: bool = True
 ) -> Bottleneck:
     """Name what limits the run: the first condition of an ordered list that the figures meet, else kind
-    `none`.
+    `none`, or `unknown` where the server reports nothing of itself.
 
     Host and client come first because they spoil every other figure; the device comes after what keeps it
     idle or its batches small. `blame_host` False passes over a noisy host, and does not blame the server for
@@ -397,6 +407,8 @@ def find_bottleneck(
             if met and not blame_met and kind in ("batch_threads", "device", "front_end"):
                 kind, text = "none", coded("rate_met_though", busy=text)
             return _bottleneck(kind, text, facts)
+    if facts.is_silent:
+        return _bottleneck("unknown", coded("server_silent"), facts)
     return _bottleneck("none", _nothing(facts), facts)
 
 
@@ -405,11 +417,6 @@ def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
 
 
 def _nothing(facts: Facts) -> Coded:
-    if facts.run.server is None or (
-        facts.run.concurrency is not None
-        and any(said.code == "no_target_metrics" for said in facts.run.caveats)
-    ):
-        return coded("server_silent")
     if facts.disturbed:
         return coded("machine_disturbed")
     if facts.case.missed:

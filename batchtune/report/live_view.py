@@ -212,7 +212,7 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
     if not trial.feasible and not _own_load(trial) and (scenario is None or scenario.slo.promises):
         parts.append(f"misses the SLO{_at_rate(trial)}")
     limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario, blame_met=False)
-    if limit is not None and limit.kind not in ("none", "client"):
+    if limit is not None and limit.kind not in ("none", "unknown", "client"):
         parts.append(f"limited by {limit_word(limit)}")
     parts += [text_of(caveat) for caveat in measured.caveats if caveat.code in CLIENT_CODES | HOST_CODES]
     return f"{head}: {', '.join(parts)}"

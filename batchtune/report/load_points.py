@@ -256,7 +256,9 @@ def _limit_lines(limits: Mapping[str, Bottleneck | None], named: str, *, points:
     Loads without a bottleneck need no advice to raise the load where another load has one, or misses the SLO.
     """
     groups = alike(limits)
-    advised = [own for _, own in groups if own.kind != "none" or own.advice.code == "lower_load"]
+    advised = [
+        own for _, own in groups if own.kind not in ("none", "unknown") or own.advice.code == "lower_load"
+    ]
     for loads, bottleneck in groups:
         where = "" if len(loads) == points else f" ({named} {', '.join(loads)})"
         last = f"{loads[-1]} clients" if named == "clients" else f"{named} {loads[-1]}"

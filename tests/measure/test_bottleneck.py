@@ -16,6 +16,7 @@ from batchtune.measure.caveats import ServerSettings, caveat, settings_of
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.report.findings import text_of
+from batchtune.report.words import bottleneck_sentence
 from batchtune.scenario.spec.workload import Protocol
 from batchtune.target.telemetry import ServerActivity
 from tests.measure.measure_streams import make_samples, p95_within
@@ -272,7 +273,7 @@ def test_arrivals_that_the_draw_left_out_of_the_window_are_not_missed() -> None:
 
 def test_a_server_that_tells_nothing_leaves_it_open() -> None:
     samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8)
-    assert named(measure(samples, warm_up_s=1.0, slo=None)) == "none"
+    assert named(measure(samples, warm_up_s=1.0, slo=None)) == "unknown"
 
 
 @pytest.mark.parametrize("concurrency", [8, None])
@@ -479,8 +480,15 @@ def test_no_advice_contradicts_its_case(kind: Kind) -> None:
         assert not (kind == "none" and not case.met and not case.closed and "raise the rate" in text), case
 
 
-def test_of_a_server_that_reports_no_batches_a_closed_loop_shows_no_capacity_left() -> None:
-    told = run()
-    silent = replace(told, caveats=(*told.caveats, caveat("no_target_metrics")))
-    assert find_bottleneck(told, SETTINGS).text.code != "server_silent"
-    assert find_bottleneck(silent, SETTINGS).text.code == "server_silent"
+@pytest.mark.parametrize("code", ["no_target_metrics", "no_server_counters"])
+@pytest.mark.parametrize("concurrency", [64, None])
+def test_of_a_server_that_reports_no_batches_no_load_shows_capacity_left(
+    code: str, concurrency: int | None
+) -> None:
+    told = run(concurrency=concurrency)
+    silent = find_bottleneck(replace(told, caveats=(*told.caveats, caveat(code))), SETTINGS)
+    assert find_bottleneck(told, SETTINGS).kind == "none"
+    assert (silent.kind, silent.text.code) == ("unknown", "server_silent")
+    assert bottleneck_sentence(silent).startswith(
+        "not known; the server reports nothing about itself. Let the server"
+    )

@@ -60,8 +60,8 @@ The throughput × interval rule names max_batch_size=8 batch_timeout_micros=1000
 The tuning guide names the recommended configuration.
 SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 39.2 ms, 21.6 % to
   spare).
-Bottleneck: none; the server reports nothing about itself. Raise the rate to
-  find what limits it.
+Bottleneck: not known; the server reports nothing about itself. Let the server
+  report its metrics to find what limits it.
 
 15 trials in 30 s. The plan was 50 s: 12 to scout, 30 to compare, 18 to confirm.
   Runs by source: the space 5, rule 2, Optuna 1. The search ended: the time is

@@ -16,7 +16,7 @@ import yaml
 
 from batchtune.archive.run import create_run, write_original
 from batchtune.cli.session import beginning, not_put_back, put_back, run_restore, session
-from batchtune.errors import ScenarioError, ServerGoneError, TargetError, UsageError
+from batchtune.errors import ScenarioError, ServerGoneError, TargetError, UsageError, WrongAnswerError
 from batchtune.load.answers import require_answer
 from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.reader import format_scenario, parse_scenario
@@ -175,6 +175,57 @@ def test_a_wrong_app_is_told_before_any_load(running: str, path: str, said: str)
         assert told.value.hint
 
 
+@pytest.mark.parametrize(
+    ("path", "said"), [("/fails", "HTTP 500"), ("/moved", "a redirect"), ("/page", "not JSON")]
+)
+def test_a_wrong_app_ends_a_sweep_before_a_running_server_is_changed(
+    tmp_path: Path, path: str, said: str
+) -> None:
+    with served(tmp_path, SIZE="3", CHANGES="1") as (url, process):
+        file = tmp_path / "s.yaml"
+        document = attached(url).document()
+        document["target"]["url"] = f"{url}{path}"
+        file.write_text(yaml.safe_dump(document))
+        done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
+        assert process.running
+    assert done.returncode == 7, done.stderr
+    assert f"error: {url}{path}: " in done.stderr
+    assert said in done.stderr
+    assert "hint: " in done.stderr
+    assert not done.stdout
+
+
+def test_a_wrong_app_that_is_launched_ends_a_sweep_with_its_last_words(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(scenario(url="http://127.0.0.1:{port}/fails").document()))
+    done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert "/fails: HTTP 500" in done.stderr
+    assert "KeyError: 'features'" in done.stderr
+    assert "trial" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({"COLD": "1"}, id="still-cold"),
+        pytest.param({"LEAST": "2"}, id="fails-with-one-configuration"),
+        pytest.param({"LEAST": "9", "WHY": "CUDA out of memory"}, id="out-of-memory"),
+    ],
+)
+def test_an_error_that_other_configurations_may_not_have_is_left_to_the_trials(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    words = ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, str(APP)]
+    asked = scenario(launch=[*words, "{port}"])
+    with session(asked, results=tmp_path, quiet=True) as current, CommandTarget(asked.target) as target:
+        configurations = [
+            asked.configuration({"max_batch_size": size, "batch_timeout_micros": 0}) for size in (1, 8)
+        ]
+        current.launch(asked, target, *configurations)
+        assert target.alive()
+
+
 def test_a_server_that_is_not_there_is_told_without_waiting_for_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,6 +242,18 @@ def test_a_server_that_is_not_there_is_told_without_waiting_for_its_start(
             target.apply(asked.configuration({}))
         assert "start the server" in told.value.hint
         assert told.value.exit_code == 7
+
+
+def test_an_error_with_a_status_of_success_is_told_with_how_to_tell_it_from_an_answer(running: str) -> None:
+    """Unless the scenario says itself what a right answer has; an error that is null is none."""
+    asked = scenario(url=f"{running}/unloaded", launch=None, set=None, means={})
+    request = asked.request.model_copy(update={"ok": asked.request.ok.model_copy(update={"path": "error"})})
+    with CommandTarget(asked.target) as target:
+        said = r"an error with a status of success: .*model not loaded"
+        with pytest.raises(WrongAnswerError, match=said) as told:
+            require_answer(target.endpoint, build_requests(asked.request, {}, model_name="x"), is_json=True)
+        assert "request.ok.path" in told.value.hint
+        require_answer(target.endpoint, build_requests(request, {}, model_name="x"), is_json=True)
 
 
 @pytest.mark.parametrize("path", ["missing", "error"])  # the second is null

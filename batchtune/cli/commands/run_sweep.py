@@ -31,7 +31,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import placed, placed_as, target_of
 from batchtune.tune.bench import Plan
-from batchtune.tune.search.contenders import first_configuration
+from batchtune.tune.search.contenders import first_configuration, last_configuration
 from batchtune.tune.sweep.ray_nodes import ServerNodes, nodes_on_ray
 from batchtune.tune.sweep.sweep import sweep, sweep_nodes
 
@@ -105,7 +105,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
         for note in filter(None, (placement, beginning(scenario), off, *_traps(scenario))):
             view.event(note)
         scenario = current.found_on(scenario, target)
-        current.launch(scenario, target, first_configuration(scenario))
+        current.launch(scenario, target, first_configuration(scenario), last_configuration(scenario))
         with ExitStack() as stack:
             for fleet in fleets.values():
                 stack.enter_context(fleet)

@@ -472,6 +472,12 @@ def first_configuration(scenario: Scenario) -> Configuration:
     return one_by_one(scenario) if present is None else present
 
 
+def last_configuration(scenario: Scenario) -> Configuration | None:
+    """Return the last point of the grid for kind http, with which a server is asked that fails with the first one;
+    None for other kinds."""
+    return scenario.configuration(scenario.search.grid()[-1]) if scenario.target.kind == "http" else None
+
+
 def one_by_one(scenario: Scenario) -> Configuration:
     """Return the configuration without batching; where the server always batches, the nearest to it: batches of one
     request without a timeout, for kind http the first point of the grid."""

@@ -340,12 +340,16 @@ def out_of_memory(trial: Trial) -> str | None:
     "exited with 137" or "-9" counts too: under load nothing but a lack of memory kills a server. A trial that answered
     other requests may have such a text, since batches differ in size. None: no text says so.
     """
-    texts = (*(trial.failure or "").splitlines(), *trial.error_texts.values())
+    return memory_words("\n".join((trial.failure or "", *trial.error_texts.values())))
+
+
+def memory_words(text: str) -> str | None:
+    """Return the part of a text that says that memory ran out, as `out_of_memory` does."""
     words_max = 60
-    for text in texts:
-        match = _OUT_OF_MEMORY.search(text)
+    for line in text.splitlines():
+        match = _OUT_OF_MEMORY.search(line)
         if match is not None:
-            return " ".join(text[match.start() :].split())[:words_max]
+            return " ".join(line[match.start() :].split())[:words_max]
     return None
 
 

@@ -2,7 +2,7 @@
 
 Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. CHANGES in its environment: at
 the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change. MOST: the
-largest size that it takes.
+largest size that it takes. COLD: so many requests are answered by 503 first. LEAST: it fails with a smaller size.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 parameters = {"app": {"size": int(os.environ.get("SIZE", "1")), "wait": float(os.environ.get("WAIT", "0"))}}
 
 changes_left = int(os.environ.get("CHANGES", "0"))
+
+cold_left = int(os.environ.get("COLD", "0"))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -40,12 +42,21 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, "{}")
 
     def do_POST(self) -> None:
+        global cold_left
         body = self._body()
-        if self.path == "/score":
+        cold_left -= 1
+        if cold_left >= 0:
+            self._answer(503, json.dumps({"detail": "warming up"}))
+        elif parameters["app"]["size"] < int(os.environ.get("LEAST", "0")):
+            self._answer(500, json.dumps({"detail": os.environ.get("WHY", "too small")}))
+        elif self.path == "/score":
             answer = {"score": json.loads(body), "size": parameters["app"]["size"], "error": None}
             self._answer(200, json.dumps(answer))
         elif self.path == "/fails":
+            print("KeyError: 'features'", file=sys.stderr, flush=True)
             self._answer(500, json.dumps({"detail": "no model"}))
+        elif self.path == "/unloaded":
+            self._answer(200, json.dumps({"error": "model not loaded"}))
         elif self.path == "/page":
             self._answer(200, "<html>Welcome</html>", kind="text/html")
         elif self.path == "/moved":

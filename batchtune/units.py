@@ -25,9 +25,6 @@ _SECONDS = {
 }
 NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
 DURATION = rf"{NUMBER} ?(?:ns|us|µs|μs|ms|s|min|m|h)"
-_DURATION_PART = re.compile(rf"({NUMBER}) ?(ns|us|µs|μs|ms|s|min|m|h)(?![a-zµμ])\s*")
-_RATE = re.compile(rf"({NUMBER}) ?([kM]?)(?: ?(/s|/min|/m|/h|rps))?")
-_PERCENT = re.compile(rf"({NUMBER}) ?%")
 
 
 def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> float:
@@ -38,11 +35,12 @@ def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> floa
     Raises:
         UsageError: no number, no unit or an unknown one.
     """
+    part = re.compile(rf"({NUMBER}) ?(ns|us|µs|μs|ms|s|min|m|h)(?![a-zµμ])\s*")
     stripped = text.strip()
     if stripped == "0":
         return 0.0
     total, at = Decimal(0), 0
-    while match := _DURATION_PART.match(stripped, at):
+    while match := part.match(stripped, at):
         total += Decimal(match[1]) * _SECONDS[match[2]]
         at = match.end()
     if at == 0 or at != len(stripped):
@@ -72,7 +70,7 @@ def parse_rate_rps(text: str) -> float:
     Raises:
         UsageError: anything else.
     """
-    match = _RATE.fullmatch(text.strip())
+    match = re.fullmatch(rf"({NUMBER}) ?([kM]?)(?: ?(/s|/min|/m|/h|rps))?", text.strip())
     if match is None:
         raise UsageError(f"expected a rate such as 500/s or 30/min; was {text!r}")
     thousands = {"": 1, "k": 1_000, "M": 1_000_000}[match[2]]
@@ -86,7 +84,7 @@ def parse_ratio(text: str) -> float:
     Raises:
         UsageError: anything else.
     """
-    percent = _PERCENT.fullmatch(text.strip())
+    percent = re.fullmatch(rf"({NUMBER}) ?%", text.strip())
     if percent:
         return float(Decimal(percent[1]) / 100)
     if re.fullmatch(NUMBER, text.strip()):

@@ -41,19 +41,6 @@ _FIGURES: Final = (
     "emulated",
 )
 
-_WHOLE: Final = (
-    "max_batch_size",
-    "batch_timeout_micros",
-    "max_enqueued_batches",
-    "num_batch_threads",
-    "max_execution_batch_size",
-    "concurrency",
-    "block",
-    "repeat_of",
-    "requests",
-    "load",
-)
-"""Columns of whole numbers in which a row may have no value: a frame holds them as pandas' Int64."""
 
 TRIAL_COLUMNS: Final = (
     *("number", "source", "reason", "state", "failure", "configuration", "batching"),
@@ -119,8 +106,21 @@ def trials_frame(trials: Sequence[Trial]) -> DataFrame:
     Raises:
         ArchiveError: pandas is not installed.
     """
+    # Columns of whole numbers in which a row may have no value: a frame holds them as pandas' Int64.
+    whole_numbers = (
+        "max_batch_size",
+        "batch_timeout_micros",
+        "max_enqueued_batches",
+        "num_batch_threads",
+        "max_execution_batch_size",
+        "concurrency",
+        "block",
+        "repeat_of",
+        "requests",
+        "load",
+    )
     frame: DataFrame = _pandas().DataFrame(trial_table(trials))
-    whole = [name for name in _WHOLE if name in frame and frame[name].notna().any()]
+    whole = [name for name in whole_numbers if name in frame and frame[name].notna().any()]
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 

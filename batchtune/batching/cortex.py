@@ -9,6 +9,7 @@ defaults. Cortex counts requests, but hands the size on to TensorFlow Serving, w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import yaml
@@ -24,23 +25,9 @@ from batchtune.batching.parameters import (
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.units import format_duration, parse_duration_s
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
 _SIZES: Final = (2, 1024)
 _BLOCK: Final = "server_side_batching"
 _WORKERS: Final = ("processes_per_replica", "threads_per_process")
-_PREDICTOR_KEYS: Final = _words(
-    "type path models model_path config python_path image tensorflow_serving_image env signature_key "
-    "dependencies log_level shm_size multi_model_reloading protobuf_path"
-)
-_API_KEYS: Final = _words(
-    "name kind predictor networking compute autoscaling update_strategy monitoring apis"
-)
-_DURATION: Final = re.compile(r"(?=.{1,64}$)(?:[0-9.]+(?:ns|us|µs|μs|ms|s|m|h))+")
-"""Go's units; fewer than ours, and no spaces between."""
 
 _Entries = dict[str, yaml.Node]
 
@@ -172,15 +159,20 @@ class _CortexReader:
             )
 
     def _predictor_of(self, api: yaml.Node) -> _Entries:
-        known = (*_PREDICTOR_KEYS, _BLOCK, *_WORKERS)
+        known = (
+            *("type", "path", "models", "model_path", "config", "python_path", "image"),
+            *("tensorflow_serving_image", "env", "signature_key", "dependencies", "log_level", "shm_size"),
+            *("multi_model_reloading", "protobuf_path", _BLOCK, *_WORKERS),
+        )
         if not isinstance(api, yaml.MappingNode):
             raise self._wrong(api, "", "expected the keys of an API, such as predictor")
         if not any(key.value in ("predictor", "name", "kind") for key, _ in api.value):
             return self._entries(api, known, "predictor")
-        entries = self._entries(api, _API_KEYS, "an API")
+        keys = "name kind predictor networking compute autoscaling update_strategy monitoring apis"
+        entries = self._entries(api, keys.split(), "an API")
         return self._entries(entries["predictor"], known, "predictor") if "predictor" in entries else {}
 
-    def _entries(self, node: yaml.Node, known: tuple[str, ...], where: str) -> _Entries:
+    def _entries(self, node: yaml.Node, known: Sequence[str], where: str) -> _Entries:
         if not isinstance(node, yaml.MappingNode):
             raise self._wrong(node, where, f"expected keys, such as {known[0]}")
         for key, _ in node.value:
@@ -208,8 +200,10 @@ class _CortexReader:
     def _micros(self, node: yaml.Node) -> int:
         """Read a Go duration, such as 0.1s or 1m30s, as whole microseconds, at least 1."""
         text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        # Go's units; fewer than ours, and no spaces between.
+        is_duration = re.fullmatch(r"(?=.{1,64}$)(?:[0-9.]+(?:ns|us|µs|μs|ms|s|m|h))+", text)
         try:
-            interval_s = parse_duration_s(text if _DURATION.fullmatch(text) else "")
+            interval_s = parse_duration_s(text if is_duration else "")
         except UsageError as error:
             raise self._wrong(
                 node, "batch_interval", f"expected a duration, such as 100ms; was {_shown(node)}"

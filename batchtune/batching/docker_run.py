@@ -25,16 +25,9 @@ _COMPOSE: Final = re.compile(
     _BEFORE + r"(?:(?:docker|podman)[ \t]+compose|docker-compose|podman-compose)\s", re.MULTILINE
 )
 _PROGRAMS: Final = r"(?:tensorflow_model_server|batchtune-model-server|tritonserver)(?![\w/.-])"
-_SERVER: Final = re.compile(_BEFORE + f"(?={_PROGRAMS})", re.MULTILINE)
 _NAMED: Final = re.compile(_PROGRAMS)
 _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)
-_HERE: Final = re.compile(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b")
 
-_SWITCHES: Final = frozenset(
-    {"detach", "disable-content-trust", "help", "init", "interactive", "no-healthcheck", "oom-kill-disable"}
-    | {"privileged", "publish-all", "quiet", "read-only", "rm", "sig-proxy", "tty"}
-)
-"""The options of `docker run` without a value; every other has one (docker run --help)."""
 OF_THE_MODEL: Final = (
     *("port", "rest_api_port", "model_name", "model_base_path", "model_config_file"),
     "monitoring_config_file",
@@ -107,7 +100,7 @@ def parse_server_command(text: str, *, source: str) -> ServerWords:
             path that only a shell can expand; a Triton's.
     """
     text = _COMMENT.sub("", text)
-    starts = list(_SERVER.finditer(text))
+    starts = list(re.finditer(_BEFORE + f"(?={_PROGRAMS})", text, re.MULTILINE))
     if not starts:
         named = _NAMED.search(text)
         line = text.count("\n", 0, named.start() if named else 0) + 1
@@ -162,8 +155,9 @@ def _only(starts: Sequence[re.Match[str]], text: str, what: str, source: str) ->
         )
     command = re.split(r"(?<!\\)\n", text[starts[0].end() :], maxsplit=1)[0].replace("\\\n", " ")
     opened = text[: starts[0].start()][-1:]
+    command = re.sub(r"\$\(pwd\)|`pwd`|\$\{PWD\}|\$PWD\b", ".", command)
     try:
-        return line, list(_words(_of_substitution(_HERE.sub(".", command), opened)))
+        return line, list(_words(_of_substitution(command, opened)))
     except ValueError as error:
         raise BatchingParametersError(f"{source}:{line}: {error}") from error
 
@@ -215,6 +209,19 @@ def _require_plain(args: Sequence[str], *, where: str) -> None:
 
 def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return (options with their values, the words after them: image and arguments) of a `docker run`."""
+    # The options of `docker run` without a value; every other has one (docker run --help).
+    bare = [
+        *(
+            "detach",
+            "disable-content-trust",
+            "help",
+            "init",
+            "interactive",
+            "no-healthcheck",
+            "oom-kill-disable",
+        ),
+        *("privileged", "publish-all", "quiet", "read-only", "rm", "sig-proxy", "tty"),
+    ]
     options: list[tuple[str, str]] = []
     rest = list(words)
     short_switches = "diPqt"
@@ -224,7 +231,7 @@ def _split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
         is_short = not word.startswith("--")
         if is_short and name[:1] not in short_switches and len(name) > 1:  # -v/host:/inside
             options.append((name[0], word[2:]))
-        elif equals or name in _SWITCHES or (is_short and set(name) <= set(short_switches)):
+        elif equals or name in bare or (is_short and set(name) <= set(short_switches)):
             options.append((name, value))
         else:
             options.append((name, rest.pop(0) if rest else ""))

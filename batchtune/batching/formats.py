@@ -37,11 +37,6 @@ from batchtune.batching.triton_config import MODEL_FIELDS, parse_config_pbtxt
 from batchtune.errors import BatchingParametersError
 
 _COMMENT: Final = re.compile(r"#[^\n]*")
-_CORTEX: Final = re.compile(
-    r"^[ -]*(?:server_side_batching|processes_per_replica|threads_per_process) *:", re.MULTILINE
-)
-_MANIFEST: Final = re.compile(r"(?:^|[{,]\s*)(['\"]?)apiVersion\1\s*:", re.MULTILINE)
-_COMPOSE: Final = re.compile(r"^services *:", re.MULTILINE)
 _TRITON: Final = re.compile(
     rf"(?<![\w\"'])(?:{'|'.join(name for name in MODEL_FIELDS if name != 'max_batch_size')})\s*[:{{\[<]"
 )
@@ -93,16 +88,18 @@ def _parsed(text: str, source: str) -> BatchingFile:
     bare = _COMMENT.sub("", text)
     if is_docker_run(bare):
         return _of_command(parse_docker_run(text, source=source), source, dialect="docker")
-    if _MANIFEST.search(bare):
+    if re.search(r"(?:^|[{,]\s*)(['\"]?)apiVersion\1\s*:", bare, re.MULTILINE):
         return _of_manifests(text, source)
-    compose = _COMPOSE.search(bare)
+    compose = re.search(r"^services *:", bare, re.MULTILINE)
     if compose is not None:
         line = bare.count("\n", 0, compose.start()) + 1
         raise BatchingParametersError(
             f"{source}:{line}: a compose file is not read",
             hint="give the file of parameters that its service mounts, or its command as a docker run",
         )
-    if Path(source).suffix in (".yaml", ".yml") or _CORTEX.search(bare):
+    keys = "server_side_batching|processes_per_replica|threads_per_process"
+    is_cortex = re.search(rf"^[ -]*(?:{keys}) *:", bare, re.MULTILINE)
+    if is_cortex or Path(source).suffix in (".yaml", ".yml"):
         return parse_cortex(text, source=source)
     if bare.lstrip().startswith("--"):
         flags = parse_flags(text, source=source)

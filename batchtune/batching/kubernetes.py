@@ -24,7 +24,6 @@ from batchtune.errors import BatchingParametersError
 _FOLDER: Final = "/batchtune"
 _VOLUME: Final = "batching"
 _LABEL: Final = "batchtune"
-_FILES: Final = ("batching_parameters.txt", "config.pbtxt")
 _ASIDE: Final = frozenset({"annotations", "managedFields", "status", "initContainers", "exec"})
 """Keys whose values do not say how the server starts."""
 
@@ -111,6 +110,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
         BatchingParametersError: no YAML, several files or servers, args that name a file which is in no ConfigMap, a
             shell that starts the server, or nothing of a server.
     """
+    usual = ("batching_parameters.txt", "config.pbtxt")
     # Keys of which one is in every manifest that runs a server.
     containers = frozenset({"containers", "predictor", "args"})
     try:
@@ -123,7 +123,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
     _require_no_shell(words, source)
     server = _server(others, source)
     named = PurePosixPath(server.file).name
-    files = [node for item in objects for node in _files(item, (*_FILES, named))]
+    files = [node for item in objects for node in _files(item, (*usual, named))]
     if len(files) > 1:
         key, _ = files[1]
         raise BatchingParametersError(
@@ -146,7 +146,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
         )
     if not switched and not containers & {node.value for node in words}:
         raise BatchingParametersError(
-            f"{source}: neither a ConfigMap with {_FILES[0]} nor a server's container is in it",
+            f"{source}: neither a ConfigMap with {usual[0]} nor a server's container is in it",
             hint="give the manifest of the Deployment or the InferenceService, or of their ConfigMap",
         )
     return Manifests(file=None, file_source=source, enabled=bool(switched), words=server)

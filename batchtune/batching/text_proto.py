@@ -26,7 +26,6 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))", re.DOTALL)
 _CLOSING = {"{": "}", "<": ">"}
 
 Kind: TypeAlias = Literal["number", "name", "string", "mark", "end"]
@@ -273,4 +272,5 @@ def _unquoted(literal: str) -> str:
             return chr(int(hexadecimal or octal, 16 if hexadecimal else 8))
         return escaped.get(single, single)
 
-    return _ESCAPE.sub(character, literal[1:-1])
+    escape = r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))"
+    return re.sub(escape, character, literal[1:-1], flags=re.DOTALL)

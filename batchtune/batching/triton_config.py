@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -368,25 +368,12 @@ def _scalar(name: str, value: Any) -> str:
 # are passed over.
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-MODEL_FIELDS: Final = _words(
-    "name platform backend runtime version_policy max_batch_size input output batch_input batch_output "
-    "optimization dynamic_batching sequence_batching ensemble_scheduling instance_group "
-    "default_model_filename cc_model_filenames metric_tags parameters model_warmup model_operations "
-    "model_transaction_policy model_repository_agents response_cache model_metrics"
-)
-_DYNAMIC_FIELDS: Final = _words(
-    "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels "
-    "default_priority_level default_queue_policy priority_queue_policy"
-)
-_GROUP_FIELDS: Final = _words(
-    "name kind count rate_limiter gpus secondary_devices profile passive host_policy"
-)
-_QUEUE_FIELDS: Final = _words(
-    "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size"
+MODEL_FIELDS: Final = (
+    *("name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input", "output"),
+    *("batch_input", "batch_output", "optimization", "dynamic_batching", "sequence_batching"),
+    *("ensemble_scheduling", "instance_group", "default_model_filename", "cc_model_filenames", "metric_tags"),
+    *("parameters", "model_warmup", "model_operations", "model_transaction_policy"),
+    *("model_repository_agents", "response_cache", "model_metrics"),
 )
 
 
@@ -419,7 +406,9 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
     aside = ("priority_levels", "default_priority_level", "priority_queue_policy")
     if dynamic is not None:
         message = text_proto.message(dynamic, source=source)
-        for field in _known(message, _DYNAMIC_FIELDS, "dynamic_batching", source):
+        settable = ("preferred_batch_size", "preserve_ordering", "default_queue_policy")
+        known = ("max_queue_delay_microseconds", *settable, *aside)
+        for field in _known(message, known, "dynamic_batching", source):
             if field.name == "max_queue_delay_microseconds":
                 values["batch_timeout_micros"] = _number(field, "batch_timeout_micros", source)
             elif field.name in aside:
@@ -444,9 +433,10 @@ def _add_setting(settings: dict[str, Any], field: Field, source: str) -> None:
         settings[field.name] = text_proto.boolean(field, source=source)
     else:
         message = text_proto.message(field, source=source)
+        names = ("timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size")
         settings |= {
             f"{field.name}.{below.name}": _queue_value(below, source)
-            for below in _known(message, _QUEUE_FIELDS, field.name, source)
+            for below in _known(message, names, field.name, source)
         }
 
 
@@ -470,7 +460,11 @@ def _queue_value(field: Field, source: str) -> int | bool | str:
 
 
 def _count(group: Field, source: str) -> int:
-    fields = _known(text_proto.message(group, source=source), _GROUP_FIELDS, "instance_group", source)
+    names = (
+        *("name", "kind", "count", "rate_limiter", "gpus"),
+        *("secondary_devices", "profile", "passive", "host_policy"),
+    )
+    fields = _known(text_proto.message(group, source=source), names, "instance_group", source)
     count = _last(fields, "count")
     return max(1, 0 if count is None else _number(count, "num_batch_threads", source))
 
@@ -484,7 +478,7 @@ def _last(fields: Iterable[Field], name: str) -> Field | None:
     return next((field for field in reversed(list(fields)) if field.name == name), None)
 
 
-def _known(message: Message, names: tuple[str, ...], where: str, source: str) -> list[Field]:
+def _known(message: Message, names: Sequence[str], where: str, source: str) -> list[Field]:
     """Return the fields of a message, whose names must be among `names`.
 
     Raises:

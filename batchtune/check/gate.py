@@ -218,9 +218,6 @@ OF_A_LAUNCH: Final[frozenset[Metric]] = frozenset({"startup", "memory", "gpu_mem
 """
 
 _LOWER_IS_WORSE: Final = frozenset({"throughput", "capacity"})
-_FARTHEST: Final = math.log(1000.0)
-"""The log ratio of a change without a finite one: a latency beyond the last good answer, or a capacity of 0.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,17 +264,20 @@ class Gate:
         before. A rate of 0 or an infinite latency on one side counts as a factor of 1000. nan where a side is
         nan, both are infinite, or there is no logarithm.
         """
+        # The log ratio of a change without a finite one: a latency beyond the last good answer, or a
+        # capacity of 0.
+        farthest = math.log(1000.0)
         if math.isnan(before) or math.isnan(after):
             return math.nan
         if self.is_absolute:
             return after - before
         if self.metric in _LOWER_IS_WORSE and (before == 0.0) != (after == 0.0):
-            return _FARTHEST if after == 0.0 else -_FARTHEST
+            return farthest if after == 0.0 else -farthest
         if before <= 0.0 or after <= 0.0 or (math.isinf(before) and math.isinf(after)):
             return math.nan
         log_ratio = math.log(after) - math.log(before)
         worse = -log_ratio if self.metric in _LOWER_IS_WORSE else log_ratio
-        return max(-_FARTHEST, min(worse, _FARTHEST))
+        return max(-farthest, min(worse, farthest))
 
     def change(self, worsening: float) -> float:
         """Return the relative change of the figure for a worsening, the result of `worsening`: 0.05 is 5 %

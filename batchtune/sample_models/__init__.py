@@ -52,7 +52,6 @@ NAMES = tuple(MODELS)
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 
 # Raised whenever the exported bytes would change, so that an old export is never served as a new one.
-EXPORT_REVISION = 2
 
 _PACKAGE: dict[Framework, str] = {"keras": "tensorflow", "torch": "torch", "torchscript": "torch"}
 
@@ -70,11 +69,12 @@ def cache_path(name: str, framework: Framework) -> Path:
 
     The framework's version is part of it: what one release exports an older one may not read.
     """
+    revision = 2
     root = (
         os.environ.get("BATCHTUNE_CACHE_DIR")
         or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "batchtune"
     )
-    folder = f"{name}-{framework}-{_version(_PACKAGE[framework])}-r{EXPORT_REVISION}"
+    folder = f"{name}-{framework}-{_version(_PACKAGE[framework])}-r{revision}"
     return Path(root).expanduser() / "models" / folder / name
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE_MAX = 3
-LABELS = np.array([b"negative", b"positive"], dtype=object)
 
 
 def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -32,8 +31,9 @@ def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 def postprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return `scores` [batch, 2], and the `label` of the higher one."""
+    labels = np.array([b"negative", b"positive"], dtype=object)
     scores = tensors["scores"]
-    return {"scores": scores, "label": LABELS[scores.argmax(axis=1)]}
+    return {"scores": scores, "label": labels[scores.argmax(axis=1)]}
 
 
 def cleaned(text: str) -> str:

@@ -201,7 +201,6 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _SERVING = "/tensorflow/serving/"
-_SESSION = _SERVING + "batching_session/"
 
 
 class Queues(Protocol):
@@ -381,6 +380,7 @@ class Metrics:
         self._execution_micros[rows] += micros
 
     def _reference_metrics(self) -> list[_Metric]:
+        session = _SERVING + "batching_session/"
         examples = {name: counts.total for name, counts in self._example_counts.items()}
         requests, runs = _folded(self._request_latencies), _folded(self._runtime_latencies)
         of_requests = ("model_name", "API", "entrypoint")
@@ -390,11 +390,11 @@ class Metrics:
             (_SERVING + "runtime_latency", "histogram", ("model_name", "API", "runtime"), runs),
             (_SERVING + "request_example_counts", "histogram", ("model",), self._example_counts),
             (_SERVING + "request_example_count_total", "counter", ("model",), examples),
-            (_SESSION + "queuing_latency", "histogram", ("thread_pool_name",), {"": self._queuing_latency}),
-            (_SESSION + "wrapped_run_count", "counter", (), {(): self._run_count}),
-            (_SESSION + "input_batch_size", "histogram", (), {(): self._input_batch_size}),
-            (_SESSION + "processed_batch_size", "histogram", (), {(): self._processed_batch_size}),
-            (_SESSION + "padding_size", "histogram", ("execution_batch_size",), self._padding_sizes),
+            (session + "queuing_latency", "histogram", ("thread_pool_name",), {"": self._queuing_latency}),
+            (session + "wrapped_run_count", "counter", (), {(): self._run_count}),
+            (session + "input_batch_size", "histogram", (), {(): self._input_batch_size}),
+            (session + "processed_batch_size", "histogram", (), {(): self._processed_batch_size}),
+            (session + "padding_size", "histogram", ("execution_batch_size",), self._padding_sizes),
         ]
 
     def _all_request_counts(self) -> Counter[tuple[str, str]]:

@@ -28,8 +28,6 @@ class ApplyRecord:
     startup_s: float | None = None
 
 
-_LINE = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"
 _INSIDE = f"{_OURS}requests_inside"
@@ -108,14 +106,16 @@ class ServerActivity:
 def parse_prometheus(text: str) -> dict[str, _Series]:
     """Parse a Prometheus page: metric name -> sorted (label, value) pairs -> number. Lines that are no
     samples are passed over."""
+    label_pattern = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+    line_pattern = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
     series: dict[str, _Series] = defaultdict(dict)
     for line in text.splitlines():
-        match = None if line.startswith("#") else _LINE.match(line.strip())
+        match = None if line.startswith("#") else line_pattern.match(line.strip())
         if match is None:
             continue
         name, labels, value = match.groups()
         try:
-            series[name][tuple(sorted(_LABEL.findall(labels or "")))] = float(value)
+            series[name][tuple(sorted(label_pattern.findall(labels or "")))] = float(value)
         except ValueError:
             continue
     return dict(series)

@@ -44,14 +44,6 @@ MOST_ERRORS_RATIO = 0.01
 
 Unusable = Literal["few answers", "errors", "overload", "client", "no load"]
 
-_WORDS: Final[Mapping[Unusable, str]] = {
-    "few answers": "ended before every client was answered once",
-    "errors": f"had errors in more than {percentage(MOST_ERRORS_RATIO)} of the requests",
-    "overload": "were above what the server completes",
-    "client": "were limited by the load generator",
-    "no load": "name neither clients nor a rate",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -143,10 +135,17 @@ def _fit_runs(observations: Sequence[Observation]) -> list[FitRun]:
 
 
 def _nothing_usable(observations: Sequence[Observation]) -> TwinError:
+    words: Mapping[Unusable, str] = {
+        "few answers": "ended before every client was answered once",
+        "errors": f"had errors in more than {percentage(MOST_ERRORS_RATIO)} of the requests",
+        "overload": "were above what the server completes",
+        "client": "were limited by the load generator",
+        "no load": "name neither clients nor a rate",
+    }
     reasons = Counter(
         reason for observation in observations if (reason := unusable_for(observation)) is not None
     )
-    counts = ", ".join(f"{count} {_WORDS[reason]}" for reason, count in reasons.most_common())
+    counts = ", ".join(f"{count} {words[reason]}" for reason, count in reasons.most_common())
     return TwinError(
         f"no measurement of {len(observations)} can calibrate the simulator: {counts or 'there is none'}",
         hint=_what_would_help(observations, reasons),

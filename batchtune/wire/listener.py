@@ -13,8 +13,6 @@ from typing import Protocol
 
 SWEEP_S = 5.0
 """Time between two sweeps, which look for slow, silent and old connections; a sweep takes about 1 µs for each."""
-BYTES_PER_S_MIN = 1_000
-"""A client that sends or reads less than this between two sweeps is slow; a modem moves more."""
 _STEP_BYTES = 1_000
 """A client that sends or reads so much at once takes a step; one that opens its window byte by byte does not."""
 
@@ -26,7 +24,7 @@ class SharedLimits:
 
     Above a limit clients are cut off, those first whose last step (_STEP_BYTES) is longest ago: above `…_bytes_max` any
     client; above `idle_…` one without a step for 0.25 s; above `untried_…` such a one that never took a step; above
-    `slow_…` those that move less than BYTES_PER_S_MIN. These are cut off after `patience_s` in any case, after half of
+    `slow_…` those that move less than 1,000 bytes/s. These are cut off after `patience_s` in any case, after half of
     it where one alone holds more than `slow_…`.
     """
 
@@ -273,13 +271,15 @@ class SharedBytes:
 
         At most two end in one turn of the event loop.
         """
+        # A client that sends or reads less than this between two sweeps is slow; a modem moves more.
+        least_bytes_per_s = 1_000
         self.make_room()
         slow, slow_bytes, now_s = [], 0, self._now_s()
         doomed = []
         start_s = 1.0  # Without a step, and new since the last sweep, a client is slow.
         for client, account in list(self._accounts.items()):
             starts = account.is_new and now_s - account.step_s < start_s
-            moves = starts or account.moved_bytes >= BYTES_PER_S_MIN * SWEEP_S
+            moves = starts or account.moved_bytes >= least_bytes_per_s * SWEEP_S
             account.moved_bytes, account.is_new = 0, False
             if moves or (client.waits_for_us and not self._outgoing):
                 account.slow_sweeps = 0

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from batchtune.report.live_view import View
     from batchtune.tune.trials.trial import Trial
 
-_UNKNOWN = Configuration(batching=None, known=False)
-
 
 def run_load(
     wanted: LoadRequest,
@@ -188,6 +186,7 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
 def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
     """Run each load point, save it and show it; what was measured before an interruption stays in the
     session."""
+    unknown = Configuration(batching=None, known=False)
     scenario, view = question.scenario, current.view
     scenarios = scenario.of_models() or {"": scenario}
     fleets = fleets_of(scenario, view)
@@ -195,7 +194,7 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
     with current.serving(target):
         scenario = current.found_on(scenario, target)
         question = replace(question, scenario=scenario)
-        configuration = asked_configuration(question, wanted) if question.launches else _UNKNOWN
+        configuration = asked_configuration(question, wanted) if question.launches else unknown
         with ExitStack() as stack:
             for fleet in fleets.values():
                 stack.enter_context(fleet)
@@ -203,7 +202,7 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
             if scenario.target.models:
                 plans = together_and_alone(scenario, configuration)
             else:
-                plans = list(asked_plans(scenario, wanted, target.in_force or _UNKNOWN))
+                plans = list(asked_plans(scenario, wanted, target.in_force or unknown))
             bench = _bench(scenario, target, fleets, plans, view)
             if leaves_duration_open(scenario) and not scenario.target.models:
                 plans = _paced(bench, plans, scenario, view)

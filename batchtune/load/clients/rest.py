@@ -195,8 +195,6 @@ class RestClient:
 # An instant is taken for each server-sent event that bears a token, in the read that brought it. A line costs two
 # `bytes.find`: JSON is parsed once an answer, of the line that holds `usage` (tests/benchmarks/llm/chunk_cost.py).
 
-LINE_MAX_BYTES: Final = 1 << 20
-"""Largest server-sent event; one holds a token or a few."""
 
 _OTHER_TEXT: Final = re.compile(rb'"(?:text|reasoning_content|reasoning|arguments|refusal)":\s*"[^"]')
 _ERROR: Final = re.compile(rb'^data:\s*\{"error"')
@@ -237,6 +235,8 @@ class StreamReader:
 
     def take(self, index: int, data: bytes) -> None:
         """Record the instants of the tokens in a piece of an answer, and its `usage` and faults."""
+        # Largest server-sent event; one holds a token or a few.
+        most_bytes = 1 << 20
         tokens_max = 1_000_000  # of one answer, whose instants are recorded
         now_ns = _monotonic_ns()
         stream = self._in_flight[index]
@@ -256,8 +256,8 @@ class StreamReader:
                 stream.fault = f"an error within the stream: {line[5:300].decode('utf-8', 'replace').strip()}"
             if b'"usage":' in line:
                 stream.usage = line
-        if len(stream.rest) > LINE_MAX_BYTES:
-            stream.rest, stream.fault = b"", f"an event of more than {LINE_MAX_BYTES} bytes"
+        if len(stream.rest) > most_bytes:
+            stream.rest, stream.fault = b"", f"an event of more than {most_bytes} bytes"
 
     def end(self, index: int, body: bytes | None = None) -> str:
         """Record the tokens of an answer that has ended. Returns what is wrong with it, "" if nothing.

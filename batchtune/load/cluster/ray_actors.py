@@ -20,8 +20,6 @@ from batchtune.errors import BatchtuneError, MeasurementInvalidError, UsageError
 from batchtune.system import INTERRUPTS
 from batchtune.units import counted
 
-CALL_LIMIT_S: Final = 10.0
-"""Time limit of a call that only passes a message; an idle actor answers in 1 ms."""
 JOIN_LIMIT_S: Final = 20.0
 """How long to wait for nodes to join: those that are started together with the head join some seconds after it."""
 SOON_S: Final = 1.0
@@ -160,7 +158,7 @@ class RayActors:
 
 
 class RayActor:
-    """The object in an actor, with its methods; each has a time limit, CALL_LIMIT_S where `limits_s` has no other."""
+    """The object in an actor, with its methods; each has a time limit, 10 s where `limits_s` has no other."""
 
     def __init__(self, ray: Any, actor: Any, limits_s: Mapping[str, float]) -> None:
         self._ray = ray
@@ -177,7 +175,9 @@ class RayActor:
             MeasurementInvalidError: the actor is gone, or has not answered for `limit_s`.
             BatchtuneError: as the method raised it.
         """
-        limit_s = self._limits_s.get(method, CALL_LIMIT_S)
+        # Time limit of a call that only passes a message; an idle actor answers in 1 ms.
+        call_limit_s = 10.0
+        limit_s = self._limits_s.get(method, call_limit_s)
         try:
             answer = self._ray.get(self._actor.ask.remote(method, *arguments), timeout=limit_s)
         except self._ray.exceptions.GetTimeoutError as error:

@@ -36,9 +36,7 @@ from batchtune.wire.status import StatusError
 
 WEIGHT_BYTES_MIN = 1 << 16
 """Smaller initializers stay in the graph."""
-_GRAPH, _NODE, _INITIALIZER = 7, 1, 5
-_NODE_INPUT, _OP_TYPE = 1, 4
-_DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
+_DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
 """TensorProto.DataType -> bytes of an element; without strings, complex numbers and types below a byte."""
 
@@ -77,11 +75,11 @@ def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
         size = os.fstat(file.fileno()).st_size
         weights: list[Weight] = []
         try:
-            pieces = []
+            pieces, graph_number = [], 7
             for field in _fields(file, 0, size):
-                if field.number == _GRAPH:
+                if field.number == graph_number:
                     graph = _cut_graph(file, field, path.name, weights)
-                    pieces += [_length_delimited(_GRAPH, graph)]
+                    pieces += [_length_delimited(graph_number, graph)]
                 else:
                     pieces.append(_read(file, field.begin, field.end))
         except (ValueError, IndexError):
@@ -109,14 +107,14 @@ def read_weights(path: Path, weights: Sequence[Weight]) -> list[NDArray[Any]]:
 def _cut_graph(file: BinaryIO, graph: _Field, file_name: str, weights: list[Weight]) -> bytes:
     fields = list(_fields(file, graph.content, graph.end))
     tables = _looked_up(file, fields)
-    pieces = []
+    pieces, initializer = [], 5
     for field in fields:
-        weight = _weight(file, field, tables) if field.number == _INITIALIZER else None
+        weight = _weight(file, field, tables) if field.number == initializer else None
         if weight is None:
             pieces.append(_read(file, field.begin, field.end))
         else:
             weights.append(weight)
-            pieces.append(_length_delimited(_INITIALIZER, _elsewhere(weight, file_name)))
+            pieces.append(_length_delimited(initializer, _elsewhere(weight, file_name)))
     return b"".join(pieces)
 
 
@@ -124,14 +122,15 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
     """Return the names that only Gather nodes read; raises ValueError where the graph has subgraphs."""
     looked_up: set[str] = set()
     others: set[str] = set()
+    node_number, input_number, operation_number = 1, 1, 4
     for node in fields:
-        if node.number != _NODE:
+        if node.number != node_number:
             continue
         inputs, operation = [], ""
         for field in _fields(file, node.content, node.end):
-            if field.number == _NODE_INPUT:
+            if field.number == input_number:
                 inputs.append(_read(file, field.content, field.end).decode())
-            elif field.number == _OP_TYPE:
+            elif field.number == operation_number:
                 operation = _read(file, field.content, field.end).decode()
         # Their subgraphs may read initializers that are not among their inputs.
         if operation in {"If", "Loop", "Scan"}:
@@ -143,6 +142,7 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
 def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | None:
     """Return an initializer as a Weight if it is one of `tables`, large and plain, else None."""
     name, data_type, shape, raw = "", 0, [], None
+    raw_data = 9
     for field in _fields(file, initializer.content, initializer.end):
         if field.number == _DIMS:
             shape += _numbers(file, field)
@@ -150,7 +150,7 @@ def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | N
             data_type = field.value
         elif field.number == _NAME:
             name = _read(file, field.content, field.end).decode()
-        elif field.number == _RAW_DATA:
+        elif field.number == raw_data:
             raw = field
         elif field.number == _EXTERNAL_DATA or (field.number == _DATA_LOCATION and field.value):
             raise ValueError("weights in other files")

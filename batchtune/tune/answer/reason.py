@@ -26,9 +26,6 @@ from batchtune.tune.search.contenders import Contender
 from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, commonest_error, explain_failure
 from batchtune.units import counted, percentage, rounded
 
-ALL_FAIL_RATIO = 0.9
-"""Share of failed requests from which a trial counts as failed."""
-
 
 def explain_gain(
     batched: Measurement | None,
@@ -125,13 +122,15 @@ def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
     """Return the error text of the server where every trial with batching failed; None: one worked, or there is
     none."""
+    # Share of failed requests from which a trial counts as failed.
+    all_fail_ratio = 0.9
     batched = [trial for trial in trials if trial.configuration.batching is not None]
     worked = [
         trial
         for trial in batched
         if trial.state == "complete"
         and trial.measurements
-        and all(measured.error_ratio < ALL_FAIL_RATIO for measured in trial.measurements.values())
+        and all(measured.error_ratio < all_fail_ratio for measured in trial.measurements.values())
     ]
     if not batched or worked:
         return None
@@ -198,10 +197,6 @@ def _throughput_rps(trial: Trial) -> float:
     return 0.0 if trial.measurement is None else trial.measurement.throughput_rps.value
 
 
-BATCHED_LEAST = 3
-"""Configurations with batching that must have been tried before the answer says that none meets the SLO."""
-
-
 def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> BatchtuneError:
     """Make the error of a search without an answer.
 
@@ -256,6 +251,8 @@ def _is_scout(trial: Trial, scenario: Scenario) -> bool:
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
     """Why it is unknown whether a configuration meets the SLO, as text; None: none does."""
+    # Configurations with batching that must have been tried before the answer says that none meets the SLO.
+    batched_least = 3
     lone = next((trial for trial in trials if trial.request.concurrency == 1 and trial.measurements), None)
     if lone is not None and not all(run.kept for run in runs_of([lone], slo, scenario)):
         return None  # no configuration answers sooner than a lone request is
@@ -266,7 +263,7 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
         if lone is None:
             return None
         return "a lone request keeps it, so a rate low enough would: too little time to find one"
-    if len(batched) < min(BATCHED_LEAST, math.prod(len(axis.values) for axis in scenario.axes.values())):
+    if len(batched) < min(batched_least, math.prod(len(axis.values) for axis in scenario.axes.values())):
         tried = counted(len(batched), "configuration")
         return f"whether another would is not known: only {tried} with batching was tried"
     return None

@@ -56,10 +56,6 @@ from batchtune.tune.trials.trial import (
 WIDE_SIZES = 4
 """Largest over smallest batch size that must have been measured before sizes are compared."""
 
-ALIKE, FORMED = 1.15, 1.5
-"""Largest factor between rates of closed loops that count as equal; mean requests of a batch above which the server
-does form batches."""
-
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
     """Return the finding that batching cannot pay, since a batch of b rows takes b times as long as a batch
@@ -607,13 +603,16 @@ class _Answer:
                 answered.setdefault(contender.rows, []).append(max(loops))
         if any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1):
             return "batches"
+        # Largest factor between rates of closed loops that count as equal; mean requests of a batch above which
+        # the server does form batches.
+        alike, formed = 1.15, 1.5
         largest = max((mean for values in means.values() for mean in values), default=0.0)
-        forms_batches = largest > FORMED * self._scenario.request.rows_most
+        forms_batches = largest > formed * self._scenario.request.rows_most
         if forms_batches or self._scenario.target.reads_back or self._scenario.streams or not answered:
             return None
         rates = [rate for of_size in answered.values() for rate in of_size]
         is_wide = max(answered) >= WIDE_SIZES * min(answered)
-        return "answers" if is_wide and max(rates) <= ALIKE * min(rates) else None
+        return "answers" if is_wide and max(rates) <= alike * min(rates) else None
 
 
 def _throughput(runs: Sequence[BracketRun]) -> Estimate:

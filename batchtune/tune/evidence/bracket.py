@@ -18,12 +18,6 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.space import clients_to_fill
 from batchtune.tune.trials.trial import Trial
 
-FAR_ANSWERED = 0.8
-"""A run that answers less than this share of its rate misses by far: one is enough (noisy.py, host harsh)."""
-
-FAR_OVER = 2.0
-"""With several models, a run also misses by far when a figure of a model is this many times its limit."""
-
 ANSWERED = 0.97
 """A rate is held if at least this share of it is answered, less what the number of Poisson arrivals varies by."""
 
@@ -65,13 +59,6 @@ CLIMB, STEP = 2.0, 1.06
 TINY_S = 1e-6
 """Latencies count as at least this, in seconds: tokens that came together are 0 s apart."""
 
-CONTRADICTIONS = 2
-"""Runs contradict each other when so many of them missed a rate below STEP_DOWN of one that another held."""
-
-CROSSING_RUNS, CROSSING_NEAR, SLOPES = 3, 0.4, (2.0, 20.0)
-"""For `crossing_rps`: least runs; distance of a latency from its limit (in logs) at which a run's weight is half; least
-and largest slope of log latency over log rate. Half or twice these state 37-40 of 40 sweeps within 5 %
-(virtual_llm.py)."""
 
 SATURATED = 1.3
 """Upper end of a bracket, times the most that loads with full batches answered."""
@@ -253,9 +240,12 @@ class Bracket:
     def is_unsteady(self) -> bool:
         """Whether runs contradict each other: confirmation runs missed the stated rate, or several runs missed a rate
         well below one that another held, and there are fewer than 2 * FRESH confirmation runs."""
+        # Runs contradict each other when so many of them missed a rate below STEP_DOWN of one that another
+        # held.
+        contradictions = 2
         highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
         return self.has_fresh_misses or (
-            len(self.fresh) < 2 * FRESH and self.missed(STEP_DOWN * highest) >= CONTRADICTIONS
+            len(self.fresh) < 2 * FRESH and self.missed(STEP_DOWN * highest) >= contradictions
         )
 
     @property
@@ -270,11 +260,14 @@ class Bracket:
 
 def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | None:
     """Estimate the rate, requests/s, at which the first latency reaches its limit, by a line through log latency over
-    log rate; None: fewer than CROSSING_RUNS runs, or none of them above the limit.
+    log rate; None: fewer than three runs, or none of them above the limit.
 
     `limits_s`: quantile name -> seconds. For streams, whose latencies rise so slowly with the rate that the rates held
     and missed lie far apart.
     """
+    # Distance of a latency from its limit (in logs) at which a run's weight is half; least and largest slope of log
+    # latency over log rate. Half or twice these, or of 3 runs, state 37-40 of 40 sweeps within 5 % (virtual_llm.py).
+    near, least, most = 0.4, 2.0, 20.0
     crossings = []
     for name, limit_s in limits_s.items():
         points = [
@@ -282,14 +275,14 @@ def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | Non
             for run in bracket.open_runs
             if 0.0 < run.latency_s.get(name, 0.0) < math.inf
         ]
-        if len(points) < CROSSING_RUNS or max(y for _, y, _ in points) <= 0.0:
+        if len(points) < 3 or max(y for _, y, _ in points) <= 0.0:
             continue
-        weights = [requests / (1.0 + (y / CROSSING_NEAR) ** 2) for _, y, requests in points]
+        weights = [requests / (1.0 + (y / near) ** 2) for _, y, requests in points]
         x_mean, y_mean = (fmean([point[at] for point in points], weights) for at in (0, 1))
         spread = fmean([(x - x_mean) ** 2 for x, _, _ in points], weights)
         together = fmean([(x - x_mean) * (y - y_mean) for x, y, _ in points], weights)
-        slope = together / spread if spread > 0.0 else SLOPES[1]
-        crossings.append(math.exp(x_mean - y_mean / min(max(slope, SLOPES[0]), SLOPES[1])))
+        slope = together / spread if spread > 0.0 else most
+        crossings.append(math.exp(x_mean - y_mean / min(max(slope, least), most)))
     return min(crossings, default=None)
 
 
@@ -389,6 +382,9 @@ def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> flo
 
 
 def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
+    # A run that answers less than this share of its rate misses by far: one is enough (noisy.py, host
+    # harsh).
+    far_answered = 0.8
     measured = trial.measurement
     rate_rps = trial.request.rate_rps if trial.request.concurrency is None else None
     if rate_rps is None and trial.request.concurrency is None and trial.concurrency is None:
@@ -407,7 +403,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
             # A short run of Poisson arrivals has fewer of them now and then: that is no miss.
             spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
             held = held and answered_rps >= ANSWERED * rate_rps - spare
-            far = not held and answered_rps < FAR_ANSWERED * rate_rps - spare
+            far = not held and answered_rps < far_answered * rate_rps - spare
     return BracketRun(
         trial=trial.number,
         rate_rps=rate_rps,
@@ -428,6 +424,8 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
 def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
     """Make one run of a trial of several models: it holds where each model held its own rate, and misses by far where
     one did. Latencies are named `MODEL:QUANTILE`."""
+    # With several models, a run also misses by far when a figure of a model is this many times its limit.
+    far_over = 2.0
     scenarios = scenario.of_models()
     runs = {name: _run_of(part, scenarios[name].slo, scenarios[name]) for name, part in trial.parts.items()}
     rates = [trial.request.scale * (scenarios[name].load.rate_rps or 0.0) for name in runs]
@@ -446,7 +444,7 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
         },
         error_ratio=max(run.error_ratio for run in runs.values()),
         held=all(run.held for run in runs.values()),
-        far=any(run.far for run in runs.values()) or (over >= FAR_OVER and "NOISY" not in verdicts),
+        far=any(run.far for run in runs.values()) or (over >= far_over and "NOISY" not in verdicts),
         kept=all(run.kept for run in runs.values()),
         fresh=trial.source == "confirm",
         requests=min(run.requests for run in runs.values()),

@@ -43,9 +43,6 @@ from batchtune.tune.search.search_loop import (
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS
 from batchtune.tune.trials.trial import Source, TrialRequest
 
-BEAT = 1.095
-"""Rate at which an open rival is loaded, times the rate stated for the leader."""
-
 SAME = 0.03
 """Rates whose natural logs differ by less count as equal."""
 
@@ -56,20 +53,8 @@ neighbours in size or threads, which are tried because the curve may be wrong.""
 SAFE = 0.94
 """Rate of the first confirmation runs, as a share of the rate that the search found."""
 
-BATCHES, REQUESTS, RUN_S = 40, 1000, 1.0
-FRESH_BATCHES, FRESH_REQUESTS, FRESH_S = 100, 4000, 2.0
-"""Length of a run, and of a confirmation run: the longest of so many batches, requests and seconds, within its share
-of the budget."""
-
 LOOP_SHARE = 0.8
 """Least hope of a contender, as a share of what its closed loop answered within the limits."""
-
-HOPEFUL, CAUTIOUS = 0.92, 0.75
-"""First rate of a contender while no rate is held, as a share of its hope; CAUTIOUS for a confirmation run."""
-
-ROUGHLY = 1.4
-"""OPEN with several models while a contender of `Search.is_first` is untried (joint_search.py: the search then finds
-78 % of the best in 40 loads, else 75 %)."""
 
 TIGHT_MAX, NEARNESS = 10.0, 0.25
 """With several models, the capacity guessed from a run: its rate over (used share of the limit, at most TIGHT_MAX) to
@@ -391,6 +376,9 @@ class CapacitySearch(Search):
 
     def _next_probe(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """Choose (contender, rate in requests/s, reason) of the next run; None: nothing is open."""
+        # OPEN with several models while a contender of `Search.is_first` is untried (joint_search.py: the
+        # search then finds 78 % of the best in 40 loads, else 75 %).
+        roughly = 1.4
         bracket = top.bracket
         lo = bracket.held_rps
         if not lo:
@@ -399,7 +387,8 @@ class CapacitySearch(Search):
                 if not others:
                     return None
                 top = self._best_of(others)
-            return top, self._below_near_misses(HOPEFUL * self._first_rate(top)), "the best hope"
+            hopeful = 0.92  # as a share of its hope
+            return top, self._below_near_misses(hopeful * self._first_rate(top)), "the best hope"
         rivals = [
             c
             for c in self.contenders
@@ -412,7 +401,7 @@ class CapacitySearch(Search):
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             return rival, self._rivals_rate(rival, top), "it may serve more than the leader"
         near = self._untried_near(top, taken, widely=self.of_models)
-        closed = ROUGHLY if near is not None and self.is_first(near) else OPEN
+        closed = roughly if near is not None and self.is_first(near) else OPEN
         if top not in taken and bracket.missed_rps > closed * lo and not bracket.confirmed_rps:
             return top, self._next_rate(top), "how much more the leader serves"
         if near is None:
@@ -582,7 +571,8 @@ class CapacitySearch(Search):
         likely = bracket.held_rps or self._humbled(top)
         rate = SAFE * min(likely, max(self._belief(top), 0.9 * likely))
         if not bracket.held_rps:
-            rate = self._below_near_misses(CAUTIOUS * min(likely, BOLDEST * bracket.loop_rps or likely))
+            cautious = 0.75  # as a share of its hope
+            rate = self._below_near_misses(cautious * min(likely, BOLDEST * bracket.loop_rps or likely))
         tried = sorted({run.rate_rps for run in bracket.open_runs if run.fresh and run.rate_rps is not None})
         if tried and not bracket.confirmed_rps:
             failed = [known for known in tried if bracket.has_failed(known)]
@@ -596,6 +586,8 @@ class CapacitySearch(Search):
     def _open_question(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """Choose (contender, rate, reason) of a run after the confirmation, of one that may hold a tenth more than is
         stated; None: no contender may."""
+        # Rate at which an open rival is loaded, times the rate stated for the leader.
+        beat = 1.095
         bracket = top.bracket
         stated = bracket.stated_rps
         if not stated:
@@ -607,11 +599,11 @@ class CapacitySearch(Search):
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
             return (
                 rival,
-                max(BEAT * stated, self._more_than(top)),
+                max(beat * stated, self._more_than(top)),
                 "whether it serves 10 % more than the answer",
             )
         near = self._untried_near(top, taken, widely=True)
-        return None if near is None else (near, BEAT * stated, "whether it serves 10 % more than the answer")
+        return None if near is None else (near, beat * stated, "whether it serves 10 % more than the answer")
 
     # What a run costs.
 
@@ -621,13 +613,11 @@ class CapacitySearch(Search):
         return self.batch_s(rows)
 
     def _seconds(self, contender: Contender, rate_rps: float, *, fresh: bool = False) -> float:
-        """Seconds of a run at this rate: for BATCHES, REQUESTS and RUN_S (FRESH_… for a confirmation run), within its
-        share of the budget, but for six batches in any case."""
+        """Seconds of a run at this rate: the longest of so many batches, requests and seconds, within its share of the
+        budget, but for six batches in any case."""
         batch_s = self._run_batch_s(contender, rate_rps)
-        if fresh:
-            wanted = max(FRESH_BATCHES * batch_s, FRESH_REQUESTS / (rate_rps * self.rarest), FRESH_S)
-        else:
-            wanted = max(BATCHES * batch_s, REQUESTS / (rate_rps * self.rarest), RUN_S)
+        batches, requests, run_s = (100, 4000, 2.0) if fresh else (40, 1000, 1.0)
+        wanted = max(batches * batch_s, requests / (rate_rps * self.rarest), run_s)
         load = self.scenario.load
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)

@@ -23,13 +23,8 @@ from batchtune.twin.simulator.simulate import (
     open_summary,
 )
 
-SIMPLE, FADES = 0.3, 0.5
-"""Of `plane_through`: the ridge penalty on each slope, and the decay of a point's weight per step from the first."""
-
 _ROWS_MAX = 4096
 _ARRIVALS = 5000, 80_000
-
-_CLOSED_REQUESTS, _CLOSED_TURNS = 600, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +127,10 @@ class Curve:
 
     def closed(self, configuration: Configuration, clients: int) -> CurvePrediction:
         """Predict a closed loop of this many clients, by simulation."""
+        requests, turns = 600, 8
         summary = closed_summary(
             clients,
-            max(_CLOSED_REQUESTS, _CLOSED_TURNS * clients),
+            max(requests, turns * clients),
             self._rows,
             self._batcher(configuration),
             [self._device()],
@@ -284,10 +280,12 @@ def plane_through(
 
     Returns a function from a point to the plane's value. Points are indices of parameter values.
     """
+    # The ridge penalty on each slope, and the decay of a point's weight per step from the first.
+    simple, fades = 0.3, 0.5
     away = np.array(points, float) - points[0]
-    weights = np.exp(-FADES * np.abs(away).sum(axis=1))
+    weights = np.exp(-fades * np.abs(away).sum(axis=1))
     terms = np.column_stack([np.ones(len(points)), away])
-    ridge = np.diag([1e-6, *([SIMPLE] * away.shape[1])])
+    ridge = np.diag([1e-6, *([simple] * away.shape[1])])
     weighted = (terms * weights[:, None]).T
     slopes = np.linalg.solve(weighted @ terms + ridge, weighted @ np.array(values))
     return lambda point: float(slopes[0] + (np.array(point) - points[0]) @ slopes[1:])

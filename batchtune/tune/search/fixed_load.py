@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Final
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
@@ -26,27 +25,11 @@ from batchtune.tune.search.search_loop import (
 )
 from batchtune.tune.trials.trial import Source, TrialRequest
 
-SPREAD, SPREAD_LEAST = 0.05, 0.015
-"""Standard deviation of the natural log of a rate between runs of one configuration: assumed while none was repeated,
-and the least."""
-
-TRUSTED_SPREAD = 4
-"""Repeats (degrees of freedom) from which the measured spread is used alone."""
-
-LATENCY_FACTOR = 1.5
-"""Assumed spread of a latency quantile between runs, over that of a rate."""
-
 SURE = 2.0
 """Standard errors from the middle of a contender's interval to its ends."""
 
 WORTH = 1.02
 """Least hope of an untried contender, times the leader's figure, for it to be tried."""
-
-
-BATCHES, REQUESTS, RUN_S = 20, 300, 1.0
-
-
-_NAMED: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults", "rule", "guide")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +115,11 @@ class FixedLoadSearch(Search):
         """Return the standard deviation of the merit, a natural log, between runs of one configuration (0.05
         is about 5 %).
 
-        From the median deviation of repeated runs, averaged with the assumed SPREAD while there are fewer
-        than TRUSTED_SPREAD repeats; at least SPREAD_LEAST.
+        From the median deviation of repeated runs, averaged with an assumed spread while there are fewer than
+        `trusted` repeats; at least `least`.
         """
+        # Repeats (degrees of freedom) from which the measured spread is used alone, and the least.
+        trusted, least = 4, 0.015
         if self._spread[0] == len(self.trials):
             return self._spread[1]
         differ: list[float] = []
@@ -146,14 +131,16 @@ class FixedLoadSearch(Search):
                 degrees += len(merits) - 1
                 differ += [widened * abs(merit - middle) for merit in merits]
         assumed = self._assumed_spread
-        weight = min(degrees / TRUSTED_SPREAD, 1.0)
+        weight = min(degrees / trusted, 1.0)
         measured = NORMAL_MAD * statistics.median(differ) if differ else assumed
-        self._spread = len(self.trials), max(weight * measured + (1.0 - weight) * assumed, SPREAD_LEAST)
+        self._spread = len(self.trials), max(weight * measured + (1.0 - weight) * assumed, least)
         return self._spread[1]
 
     @property
     def _assumed_spread(self) -> float:
-        return SPREAD * (LATENCY_FACTOR if self._is_latency else 1.0)
+        # Assumed spread of a rate between runs, and of a latency quantile over that.
+        spread, latency_factor = 0.05, 1.5
+        return spread * (latency_factor if self._is_latency else 1.0)
 
     def leader(self) -> Contender:
         """Return the contender with the best merit of those that keep the SLO; where none does, the nearest
@@ -236,7 +223,8 @@ class FixedLoadSearch(Search):
         While the curve knows fewer than two sizes: also a few sizes. Then by hope, without those for which the trusted
         curve predicts less than HOPELESS of the best.
         """
-        named = [self.contenders.of(source) for source in _NAMED]
+        references: tuple[Source, ...] = (*REFERENCES, "rule", "guide")
+        named = [self.contenders.of(source) for source in references]
         first = [
             c
             for c in named
@@ -498,9 +486,9 @@ class FixedLoadSearch(Search):
         under_way = rate * finite_s / 2 if self._clients is None else self._clients
         batch_s = self.batch_s(min(contender.rows, max(under_way, 1.0) * self._rows))
         # A run lasts so many batches or requests, or so long, whichever is longest; a fresh run twice as long.
-        fresh_factor = 2.0
+        batches, requests, run_s, fresh_factor = 20, 300, 1.0, 2.0
         factor = fresh_factor if fresh else 1.0
-        wanted = factor * max(BATCHES * batch_s, REQUESTS / rate if self._clients is None else 0.0, RUN_S)
+        wanted = factor * max(batches * batch_s, requests / rate if self._clients is None else 0.0, run_s)
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
         run_batches_min = 3

@@ -52,24 +52,8 @@ COMPARE_SHARE = 0.7
 RUN_SHARE, FRESH_SHARE = 0.055, 0.07
 """Share of the budget that one run, and one confirmation run, may last."""
 
-RANDOM_POINTS = 3
-"""Random points proposed with several models, beside the middle of the space and the best of each model alone."""
-
-MIDDLE, LARGE = 16, 128
-"""Requests in a batch of the middle and of the large size that are scouted, at most."""
-
 
 CLIENTS_MAX = 2000
-
-
-_PACED = tuple(1 << power for power in range(12))
-"""Batch sizes in rows for which `Search.pace` gives the time of a batch."""
-
-LONE_S, SCOUT_S = 0.5, 0.7
-"""Lengths of the probe of a lone client and of a scout, at least."""
-
-OVERHEAD_S = 0.4
-"""Seconds that a run takes beside its length, assumed until three were made."""
 
 
 NORMAL_MAD = 1.4826
@@ -325,13 +309,16 @@ class Search(ABC):
         By `search.strategy`: "guided" the tuning guide's point and a grid, "grid" also every further point of
         the space, "optuna" the sampler's first STARTUP_TRIALS proposals; with several models random points.
         """
+        # Random points proposed with several models, beside the middle of the space and the best of each
+        # model alone.
+        random_points = 3
         if self._named:
             return
         strategy = self.scenario.search.strategy
         if strategy in ("guided", "grid") and self.has_curve:
             self.contenders.overlaid(guide_point(self.scenario, self.contenders.values), "guide")
         if self.of_models:
-            self.contenders.scattered(RANDOM_POINTS)
+            self.contenders.scattered(random_points)
         elif strategy == "grid":
             grid_most = 10_000  # Points of a space that strategy grid proposes: more are not run in a day.
             self.contenders.whole(grid_most)
@@ -390,18 +377,21 @@ class Search(ABC):
 
     def overhead_s(self) -> float:
         """Return the seconds that a run takes beside its measured part (applying, warming up, draining): the
-        median of the last eight trials, or OVERHEAD_S with fewer than three."""
+        median of the last eight trials, or `assumed_s` with fewer than three."""
+        assumed_s = 0.4
         beside = [
             trial.seconds - trial.request.duration_s
             for trial in self.trials[-8:]
             if trial.request.duration_s is not None and trial.state == "complete"
         ]
-        return max(statistics.median(beside), 0.1) if len(beside) >= 3 else OVERHEAD_S
+        return max(statistics.median(beside), 0.1) if len(beside) >= 3 else assumed_s
 
     def pace(self) -> Pace:
         """Return the server's pace as far as it is known; it decides the warm-up and timeouts of the next
         run."""
-        known = {rows: self.curve.batch_s(rows) for rows in _PACED} if self.curve.is_known else {}
+        # Batch sizes in rows for which `Search.pace` gives the time of a batch.
+        paced_rows = tuple(1 << power for power in range(12))
+        known = {rows: self.curve.batch_s(rows) for rows in paced_rows} if self.curve.is_known else {}
         rows = self._rows if self.has_curve else SIDE_BY_SIDE
         return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
 
@@ -450,7 +440,7 @@ class Search(ABC):
             source="probe",
             reason="the latency of a lone request",
             concurrency=1,
-            duration_s=LONE_S,
+            duration_s=0.5,
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
@@ -461,7 +451,8 @@ class Search(ABC):
         ):
             return None
         turn_s = self.batch_s(min(contender.rows, clients * self._rows))
-        seconds = min(max(SCOUT_S, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
+        scout_s = 0.7  # at least
+        seconds = min(max(scout_s, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
     def full_loop(self, contender: Contender) -> TrialRequest | None:
@@ -499,13 +490,16 @@ class Search(ABC):
         more = min((c.threads for c in grid if c.threads > fewest), default=fewest)
         alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
         sizes = sorted({c.rows for c in alone})
-        affordable = SCOUT_SHARE * self.budget_s / (2.0 * self.lone_s) if self.lone_s > 0.0 else MIDDLE
-        wanted_rows = self._rows * min(
-            MIDDLE, max(affordable, 2.0)
-        )  # as long as if a row cost what a request does
+        # Requests in a batch of the middle and of the large size that are scouted, at most.
+        middle_most, large_most = 16, 128
+        affordable = SCOUT_SHARE * self.budget_s / (2.0 * self.lone_s) if self.lone_s > 0.0 else middle_most
+        # As long as if a row cost what a request does.
+        wanted_rows = self._rows * min(middle_most, max(affordable, 2.0))
         middle = min(sizes, key=lambda rows: abs(math.log(rows / wanted_rows)))
         useful = [
-            rows for rows in sizes if rows <= LARGE * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s
+            rows
+            for rows in sizes
+            if rows <= large_most * self._rows and self.batch_s(rows) <= 0.7 * self._limit_s
         ]
         large = max(useful, default=middle)
         wanted = [(middle, fewest), (large, fewest), (middle, more)]

@@ -21,7 +21,7 @@ from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
 from batchtune.report.words import capitalised, other_references
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.answer.recommend import nearest_first, recommend
+from batchtune.tune.answer.recommend import compared_with_slo, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation, tightest
 from batchtune.tune.evidence.bracket import BracketRun as JudgedRun
 from batchtune.tune.evidence.bracket import of_limit, runs_of
@@ -193,7 +193,7 @@ def sweep_results_of(run: Run) -> SweepResults:
         refusal=refusal,
         advice=advice,
         missed=missed,
-        tried=() if chosen is not None else nearest_first(trials, scenario=scenario),
+        tried=() if chosen is not None else compared_with_slo(trials, scenario=scenario),
         curve={} if search is None else search.curve,
     )
 

@@ -85,7 +85,7 @@ class Capacities:
 
         Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less; without
         any, the runs that held the highest rate, and those that missed it or less; else those that held in
-        closed loops; else all.
+        closed loops; else the run that missed the SLO by least.
         """
         bracket, stated = contender.bracket, self.value(contender)
         runs = bracket.confirmations(stated)
@@ -97,7 +97,8 @@ class Capacities:
         runs += [
             run for run in bracket.open_runs if not run.held and (run.rate_rps or 0.0) <= 1.001 * highest
         ]
-        runs = runs or [run for run in contender.runs if run.held] or list(contender.runs)
+        runs = runs or [run for run in contender.runs if run.held]
+        runs = runs or sorted(contender.runs, key=self.search.violation)[:1]
         return runs, sum(run.fresh for run in runs)
 
     def capacity(self, contender: Contender) -> Capacity | None:

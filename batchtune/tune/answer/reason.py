@@ -20,10 +20,11 @@ from batchtune.plain_values import Coded, coded, complement
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.trial import NO_CANDIDATES, Trial, commonest_error, explain_failure
+from batchtune.tune.trials.trial import Trial, commonest_error, explain_failure
 from batchtune.units import counted, percentage, rounded
 
 
@@ -197,8 +198,27 @@ def _throughput_rps(trial: Trial) -> float:
     return 0.0 if trial.measurement is None else trial.measurement.throughput_rps.value
 
 
-def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> BatchtuneError:
-    """Make the error of a search without an answer.
+def nearest_first(account: Capacities | FixedLoads) -> dict[Contender, BracketRun]:
+    """Return the configurations that were tried, the nearest to the SLO first, each with its run that missed by least;
+    for a search without an answer.
+
+    Configurations outside the search space come last, those of them that met the SLO at the end. Scouts of a search
+    under a fixed load count only where nothing else ran.
+    """
+    search, contenders = account.search, account.search.contenders.all()
+    runs = [(c, run) for c in contenders for run in account.behind(c)[0]]
+    runs = runs or [(c, run) for c in contenders for run in c.runs]
+    shown = [(c, run) for c, run in runs if run.latency_s and (account.keeps(c) or not run.held)]
+    shown.sort(key=lambda pair: search.violation(pair[1]))
+    shown.sort(key=lambda pair: (not pair[0].eligible, account.keeps(pair[0])))
+    nearest: dict[Contender, BracketRun] = {}
+    for contender, run in shown:
+        nearest.setdefault(contender, run)
+    return nearest
+
+
+def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoads) -> BatchtuneError:
+    """Make the error of a search without an answer; `account` has observed these trials.
 
     TargetError: all trials failed. NoFeasibleConfigurationError: what was tried misses the SLO.
     InconclusiveError: too little was tried for that conclusion. MeasurementInvalidError: the client limited
@@ -208,45 +228,31 @@ def nothing_to_recommend(trials: Sequence[Trial], *, scenario: Scenario, slo: Sl
         return TargetError(
             _failed(trials), hint="the failed trials are in the ledger; test the server by hand"
         )
-    limits = scenario.model_copy(update={"slo": slo}).limits
     trials = [trial for trial in trials if not trial.request.models]
-    runs = [run for run in runs_of(trials, slo, scenario) if run.latency_s]
-    if not runs and any(trial.state == "complete" and trial.parts for trial in trials):
+    search, scenario, slo = account.search, account.search.scenario, account.search.scenario.slo
+    missed = [(c, run) for c, run in nearest_first(account).items() if not account.keeps(c)]
+    has_run = any(run.latency_s for run in runs_of(trials, slo, scenario))
+    if not missed and not has_run and any(trial.state == "complete" and trial.parts for trial in trials):
         return MeasurementInvalidError(
             "the client was the limit in every load of all models: no figure is of the server",
             hint="lower the rates, or give the client more: load.processes, load.cpus",
         )
-    if not runs:
+    if not missed:
+        short = "too little was measured: only short loads to begin with ran, and they met the SLO"
         return InconclusiveError(
-            "no trial is finished",
+            short if has_run else "no trial is finished",
             hint="resume that sweep (--resume), with a larger search.budget if it was spent",
         )
-    missed = [run for run in runs if not run.held]
-    if not missed:
-        return InconclusiveError(
-            "too little was measured: only short loads to begin with ran, and they met the SLO",
-            hint="resume that sweep (--resume) with a larger search.budget",
-        )
-    by_number = {trial.number: trial for trial in trials}
-    own = [run for run in missed if not _is_scout(by_number[run.trial], scenario)] or missed
-    nearest = min(own, key=lambda run: violation(run, limits, slo.error_ratio))
-    label = by_number[nearest.trial].configuration.label()
-    tried = len({by_number[run.trial].configuration for run in runs})
-    wanted = limit_text(limits, slo.error_ratio)
-    missed_by = _miss(nearest, limits, slo.error_ratio)
-    if nearest.error_ratio > slo.error_ratio and (error := commonest_error(by_number[nearest.trial])):
+    contender, run = missed[0]
+    missed_by = _miss(run, search.limits, slo.error_ratio)
+    trial = next(trial for trial in trials if trial.number == run.trial)
+    if run.error_ratio > slo.error_ratio and (error := commonest_error(trial)):
         missed_by = f"{missed_by}, most often {error}"
-    why = f"no configuration of {tried} measured meets {wanted}; nearest: {label}, {missed_by}"
-    open_question = _open_question(trials, scenario=scenario, slo=slo)
-    if open_question is not None:
+    wanted, label = limit_text(search.limits, slo.error_ratio), contender.configuration.label()
+    why = f"no configuration of {len(missed)} measured meets {wanted}; nearest: {label}, {missed_by}"
+    if open_question := _open_question(trials, scenario=scenario, slo=slo):
         return InconclusiveError(f"{why}; {open_question}", hint="give the sweep more time")
     return NoFeasibleConfigurationError(why, hint="relax the SLO, lower the load, or widen the search space")
-
-
-def _is_scout(trial: Trial, scenario: Scenario) -> bool:
-    """Whether a trial ran under another load than the scenario's fixed one, so that its misses do not count."""
-    other = trial.request.concurrency not in (None, scenario.load.concurrency)
-    return scenario.objective != "capacity" and trial.source in NO_CANDIDATES and other
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
@@ -274,20 +280,6 @@ def _failed(trials: Sequence[Trial]) -> str:
     why = explain_failure([trial for trial in trials if trial.error_texts])
     cause = f": {why}" if why else f"; the last: {failures[-1] if failures else 'without a word'}"
     return f"all trials failed ({len(failures)}){cause}"
-
-
-def violation(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> float:
-    """Compute the largest of a run's ratios figure / limit: of latencies, of the share of errors, and of the
-    rate asked for over the rate answered; above 1 misses.
-
-    `limits`: quantile name -> seconds. `error_limit`: the share of requests, 0 to 1, that may fail. inf: a
-    figure is unknown, or nothing was answered.
-    """
-    ratios = [run.latency_s.get(name, math.inf) / limit_s for name, limit_s in limits.items()]
-    errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
-    unanswered = (run.rate_rps or 0.0) / run.answered_rps if run.answered_rps > 0.0 else math.inf
-    values = [ratio if not math.isnan(ratio) else math.inf for ratio in (*ratios, errors, unanswered)]
-    return max(values, default=math.inf)
 
 
 def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> str:

@@ -21,9 +21,9 @@ from batchtune.tune.answer.reason import (
     absence_of_batching,
     explain_gain,
     failure_with_batching,
+    nearest_first,
     nothing_to_recommend,
     padding_note,
-    violation,
 )
 from batchtune.tune.answer.recommendation import (
     PREDICTION_RUNS,
@@ -180,18 +180,18 @@ def recommend(
     account = _accounts(trials, scenario, promised)
     chosen = account.chosen()
     if chosen is None:
-        raise nothing_to_recommend(trials, scenario=scenario, slo=promised)
+        raise nothing_to_recommend(trials, account)
     return _Answer(account, chosen, trials, scenario, promised, search).recommendation()
 
 
-def nearest_first(trials: Sequence[Trial], *, scenario: Scenario) -> tuple[Compared, ...]:
-    """Return the configurations that have figures, the one that misses the SLO least first; for a search without a
-    recommendation. Their `gain` is None and their `open` False."""
+def compared_with_slo(trials: Sequence[Trial], *, scenario: Scenario) -> tuple[Compared, ...]:
+    """Return the configurations that were tried, the nearest to the SLO first; for a search without a recommendation.
+    Their `gain` is None and their `open` False."""
     account = _accounts(trials, scenario, scenario.slo)
-    with_runs = [c for c in account.search.contenders.all() if c.runs and not c.is_broken]
-    if not with_runs:
-        return ()
-    return _Answer(account, with_runs[0], trials, scenario, scenario.slo, None).nearest_first()
+    return tuple(
+        _Answer(account, contender, trials, scenario, scenario.slo, None).compared_with_slo(run)
+        for contender, run in nearest_first(account).items()
+    )
 
 
 def _accounts(trials: Sequence[Trial], scenario: Scenario, slo: SloSpec) -> Capacities | FixedLoads:
@@ -238,20 +238,11 @@ class _Answer:
         self._stop_reason = "" if search is None else search.stop_reason.code
         self._state: Search = account.search
 
-    def nearest_first(self) -> tuple[Compared, ...]:
-        """See the function `nearest_first`."""
-        names = {id(contender): name for name, contender in self._references().items()}
-        misses = {
-            id(c): min(
-                violation(run, self._state.limits, self._slo.error_ratio)
-                for run in self._account.behind(c)[0]
-            )
-            for c in self._state.contenders.all()
-            if self._has_figures(c)
-        }
-        shown = [c for c in self._state.contenders.all() if id(c) in misses]
-        shown.sort(key=lambda c: misses[id(c)])
-        return tuple(replace(self._compared(c, names.get(id(c))), open=False, gain=None) for c in shown)
+    def compared_with_slo(self, run: BracketRun) -> Compared:
+        """Return the chosen contender for a comparison with the SLO; `run`: what to show where it has no run under
+        the scenario's load."""
+        names = {contender: name for name, contender in self._references().items()}
+        return replace(self._compared(self._chosen, names.get(self._chosen), otherwise=[run]), gain=None)
 
     def recommendation(self) -> Recommendation:
         account, chosen, scenario = self._account, self._chosen, self._scenario
@@ -405,9 +396,13 @@ class _Answer:
             return alike
         return unbatched if unbatched.runs else None
 
-    def _compared(self, contender: Contender, name: str | None = None) -> Compared:
+    def _compared(
+        self, contender: Contender, name: str | None = None, *, otherwise: Sequence[BracketRun] = ()
+    ) -> Compared:
+        """Compare a contender with the answer; `otherwise`: its runs to show where it has none that count."""
         account = self._account
         runs, fresh = account.behind(contender)
+        runs = runs or [*otherwise]
         measured = self._measured(runs)
         names: tuple[str, ...] = tuple(contender.sources)
         if name is not None:

@@ -17,7 +17,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, BracketRun, runs_of
+from batchtune.tune.evidence.bracket import FRESH, BracketRun, of_limit, runs_of
 from batchtune.tune.search.contenders import (
     SIZE,
     THREADS,
@@ -133,6 +133,14 @@ class Search(ABC):
             self._take(trial)
         self.contenders.ceiling_rows = memory_ceiling_rows(self.trials)
         self.contenders.beyond_memory = points_beyond_memory(self.trials)
+
+    def violation(self, run: BracketRun) -> float:
+        """Return the largest of a run's ratios figure / limit: of latencies, of the share of errors, and of the rate
+        asked for over the rate answered; above 1 misses the SLO. inf: a figure is unknown, or nothing was answered."""
+        error_limit, answered_rps = self.scenario.slo.error_ratio, run.answered_rps
+        errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
+        unanswered = (run.rate_rps or 0.0) / answered_rps if answered_rps > 0.0 else math.inf
+        return max(of_limit(run.latency_s, self.limits), errors, unanswered)
 
     def _take(self, trial: Trial) -> None:
         if trial.source in ("probe", "node", "variant", "load"):

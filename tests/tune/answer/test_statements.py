@@ -22,10 +22,10 @@ from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.choice import LEVEL
-from batchtune.tune.answer.reason import nothing_to_recommend
-from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommend import compared_with_slo, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import parse_duration_s
 from tests.tune.answer.ledgers import SCENARIO, at_rate, loop
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
@@ -330,16 +330,52 @@ def test_the_exit_code_says_what_the_answer_says(
             assert "Next        confirm  batchtune sweep " in text
 
 
+def refusal(trials: list[Trial], scenario: Scenario = SCENARIO) -> str:
+    with pytest.raises((NoFeasibleConfigurationError, InconclusiveError, TargetError)) as refused:
+        recommend(trials, scenario=scenario)
+    return refused.value.message
+
+
 def test_what_keeps_a_recommendation_away_is_said_once() -> None:
-    unfinished = str(nothing_to_recommend([], scenario=SCENARIO, slo=SCENARIO.slo).message)
-    assert unfinished == "no trial is finished"
+    assert refusal([]) == "no trial is finished"
     failed = [
         planted(number, batching=None, failure="the server died", throughput=1.0, p95_s=1.0)
         for number in (1, 2)
     ]
-    assert nothing_to_recommend(failed, scenario=SCENARIO, slo=SCENARIO.slo).message == (
-        "all trials failed (2); the last: the server died"
-    )
+    assert refusal(failed) == "all trials failed (2); the last: the server died"
+
+
+@pytest.mark.parametrize("cases", [capacity_case, fixed_case])
+def test_the_error_and_the_page_name_the_same_run_as_nearest_to_the_slo(
+    cases: Callable[[int], Case],
+) -> None:
+    compared = 0
+    for seed in range(LEDGERS):
+        case = cases(seed)
+        limit = random.Random(seed).choice(["1ms", "5ms", "20ms"])
+        slo = SloSpec.model_validate({"p95": limit})
+        scenario = case.scenario.model_copy(update={"slo": slo})
+        try:
+            recommend(case.trials, scenario=scenario)
+        except (NoFeasibleConfigurationError, InconclusiveError) as error:
+            said = re.search(
+                r"no configuration of (\d+) measured meets .*?; nearest: (.*?), (?:p95|\d)", error.message
+            )
+        except TargetError:
+            continue
+        else:
+            continue
+        if said is None:
+            continue
+        compared += 1
+        tried = compared_with_slo(case.trials, scenario=scenario)
+        missed = sum(not other.keeps for other in tried)
+        assert [said[1], said[2]] == [str(missed), tried[0].configuration.label()], seed
+        p95, shown = re.search(r"p95 ([\d.,]+ \S+) (?:misses|is \d)", said.string), tried[0].latency_s["p95"]
+        if p95 is not None:
+            value_s = parse_duration_s(p95[1].replace(",", ""))
+            assert shown.low * 0.99 <= value_s <= shown.high * 1.01, (seed, said.string, shown)
+    assert compared > 20
 
 
 def test_one_batch_that_misses_is_no_proof_that_batching_does_not_help() -> None:
@@ -378,7 +414,7 @@ def test_where_requests_fail_the_missing_answer_quotes_the_commonest_error_once(
         measured = replace(trial.measurement, error_ratio=0.2, errors=counts)
         texts = {"server_error": "HTTP 500: other", "queue_full": page}
         trials.append(replace(trial, measurement=measured, error_texts=texts))
-    message = nothing_to_recommend(trials, scenario=scenario, slo=scenario.slo).message
+    message = refusal(trials, scenario)
     assert message.count("HTTP 503: busy") == 1
     assert "20 % of requests fail where 1 % may, most often (15 % of all) by HTTP 503: busy busy" in message
     assert "other" not in message

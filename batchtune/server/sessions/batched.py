@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,17 +44,19 @@ _logger = logging.getLogger(__name__)
 EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
 
 
-@runtime_checkable
-class EarlyRunner(Protocol):
-    """A runner in two steps: `prepare` for each request as it comes, then one call for the batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRunner:
+    """A runner in two steps: `prepare` for each request as it comes, then one call of `run` for the batch.
 
     merged_names: names of the tensors that `prepare` returns; they are merged into the batch.
     """
 
     merged_names: tuple[str, ...]
+    prepare: Runner
+    run: Runner
 
-    def prepare(self, inputs: Tensors) -> Tensors: ...
-    def __call__(self, inputs: Tensors) -> Tensors: ...
+    def __call__(self, inputs: Tensors) -> Tensors:
+        return self.run(inputs)
 
 
 class Queued(Protocol):

@@ -28,6 +28,7 @@ from batchtune.server.sessions.batched import (
     BatchRecord,
     Deliver,
     Done,
+    EarlyRunner,
     Outputs,
     Queued,
 )
@@ -124,7 +125,7 @@ class ModelStages:
                 f"{LENGTH_BUCKETS} with batching_stage early: the lengths of model {plan.model_name} come out of pre, "
                 "when a request is in a batch already; give batching_stage device, or no length buckets"
             )
-        return _Early(plan, run)
+        return _early(plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
         """Return the sessions that take requests, by signature name: with --batching_stage=device, that of
@@ -188,21 +189,18 @@ def _unit(plan: StagePlan, run: Runner) -> Runner:
     return run_stages
 
 
-class _Early:
-    """An EarlyRunner: `pre` for each request by itself, then the device part and `post` for the batch."""
+def _early(plan: StagePlan, run: Runner) -> EarlyRunner:
+    """Return a runner of `pre` for each request by itself, then of the device part and `post` for the batch."""
 
-    def __init__(self, plan: StagePlan, run: Runner) -> None:
-        self._plan = plan
-        self._run = run
-        self.merged_names = tuple(spec.name for spec in plan.device.inputs)
-
-    def prepare(self, inputs: Tensors) -> Tensors:
-        plan = self._plan
+    def prepare(inputs: Tensors) -> Tensors:
         return inputs if plan.pre is None else plan.for_device(plan.pre(inputs))
 
-    def __call__(self, inputs: Tensors) -> Tensors:
-        outputs = self._run(inputs)
-        return outputs if self._plan.post is None else self._plan.post(outputs, rows_of(inputs))
+    def run_batch(inputs: Tensors) -> Tensors:
+        outputs = run(inputs)
+        return outputs if plan.post is None else plan.post(outputs, rows_of(inputs))
+
+    names = tuple(spec.name for spec in plan.device.inputs)
+    return EarlyRunner(merged_names=names, prepare=prepare, run=run_batch)
 
 
 # A request on its way through the stages around the device part, each on its own threads.

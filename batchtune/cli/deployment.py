@@ -13,11 +13,11 @@ from batchtune.archive.server_files import MODELS_CONFIG, UNKNOWN, beside, own_f
 from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration, flag_text
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, DockerSpec, TargetSpec
+from batchtune.scenario.spec.target import FILE_PLACE, JSON_PLACE, PORT_PLACES, DockerSpec, TargetSpec
 from batchtune.system import absolute
 from batchtune.target.container import MODELS_INSIDE, SCRATCH_INSIDE, tfservings_container, tritons_container
 from batchtune.target.model_files import STAGES_FILE, lies_bare, located_model, served_name, version_files
-from batchtune.target.settings import PORT_PLACES, with_places
+from batchtune.target.settings import with_places
 from batchtune.target.tfserving import OWN_PARAMETERS, THREAD_LIMITS, demand_of, thread_limits
 from batchtune.target.triton import flag_words
 
@@ -209,9 +209,12 @@ def _by_settings(configuration: Configuration, scenario: Scenario) -> str:
     ]
     flags = [word for name, flag in setting.flag.items() if name in named for word in (flag, named[name])]
     start = shlex.join([*(target.launch or ()), *flags])
-    if setting.file is None and setting.request is None:
+    if setting.file is not None:
+        where = setting.file.path.removeprefix("{scratch}/")  # a folder that lasts as long as a sweep
+    elif setting.request is not None:
+        where = setting.request.url
+    else:
         return " ".join([*given, start])
-    where = setting.request.url if setting.file is None and setting.request else "its file of parameters"
     return f"set {', '.join(f'{name}: {text}' for name, text in named.items())} in {where}"
 
 

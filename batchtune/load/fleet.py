@@ -130,16 +130,22 @@ class LoadFleet:
             MeasurementInvalidError: a worker died; its last words are in the message.
             TargetError, UsageError: the endpoint cannot be used at all (name, TLS files, port).
             LoadInterrupted: Ctrl-C; it carries the partial samples.
+            KeyboardInterrupt: a signal that ended the workers too.
         """
         parts = split(job, self.processes)
         with interrupts_noted() as interrupts:
-            done = self.run_parts(
-                parts,
-                stops=interrupts,
-                overdue_after_s=job.overdue_after_s,
-                on_progress=on_progress,
-                should_stop=should_stop,
-            )
+            try:
+                done = self.run_parts(
+                    parts,
+                    stops=interrupts,
+                    overdue_after_s=job.overdue_after_s,
+                    on_progress=on_progress,
+                    should_stop=should_stop,
+                )
+            except MeasurementInvalidError:
+                if interrupts:  # a signal to the whole process group ends the workers too
+                    raise KeyboardInterrupt from None
+                raise
         samples = summed_up(job, done, client_cores=self.client_cores)
         if interrupts:
             raise LoadInterrupted(samples)

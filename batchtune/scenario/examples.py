@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ def server_scenario(server: str, app: str) -> str:
             raise UsageError(
                 f"{app}: missing: the name of the app", hint=f"write {file_name}:app, with the app's own name"
             )
+        known = _names_in(file)
+        if "{name}" in text and known is not None and name not in known:
+            raise UsageError(f"{app}: {file_name} has no {name}", hint=did_you_mean(name, sorted(known)))
     elif file_name.endswith(".py"):
         raise UsageError(
             f"{app}: {server} serves a model, not an app", hint=f"name a model: sweep MODEL --server {server}"
@@ -116,6 +120,27 @@ def server_scenario(server: str, app: str) -> str:
             f"{odd!r} has a space or a mark in it", hint="write the scenario by hand: kind: http"
         )
     return _with_words(text, words)
+
+
+def _names_in(file: Path) -> set[str] | None:
+    """Return the names that a Python file binds, which is read and not run; None where it may bind others when it
+    runs, or is no Python of this version."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.Name(id="globals" | "setattr" | "exec") | ast.alias(name="*"):
+                return None
+            case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+                names.add(name)
+            case ast.alias(name=name):
+                names.add(name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+    return None if "__getattr__" in names else names
 
 
 def running_scenario(server: str, model: str, places: Mapping[str, str], others: Sequence[Any] = ()) -> str:

@@ -8,13 +8,14 @@ number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from batchtune.errors import ScenarioError
 
 _HOLE: Final = re.compile(r"\{\{\s*(?:(\d+)\s*\*\s*)?([^{}]*?)\s*\}\}")
+_HALF_HOLE: Final = re.compile(r"(?:\{+\s*)?\b(\w+)(?:\s*\}+)?")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bytes, Any]]:
@@ -94,14 +95,26 @@ def _below(document: Any, step: str) -> Iterator[tuple[Any, Any]]:
 
 def holes(template: Any) -> Iterator[str]:
     """Yield the NAME of each {{NAME}} in a template, as often as it occurs."""
-    if isinstance(template, Mapping):
-        for value in template.values():
-            yield from holes(value)
-    elif isinstance(template, list | tuple):
-        for value in template:
-            yield from holes(value)
-    elif isinstance(template, str):
-        yield from (name for _, name in _HOLE.findall(template))
+    for text in _texts(template):
+        yield from (name for _, name in _HOLE.findall(text))
+
+
+def half_holes(template: Any, names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield (text, NAME) for each of the names that a template has in other braces than {{NAME}}, such as {NAME} or
+    {{NAME}."""
+    for text in _texts(template):
+        for half in _HALF_HOLE.finditer(_HOLE.sub("", text)):
+            if half[1] in names and half[0] != half[1]:
+                yield half[0], half[1]
+
+
+def _texts(template: Any) -> Iterator[str]:
+    """Yield each text in a template, nested as it is; keys are left out."""
+    if isinstance(template, str):
+        yield template
+    elif isinstance(template, Mapping | list | tuple):
+        for value in template.values() if isinstance(template, Mapping) else template:
+            yield from _texts(value)
 
 
 def filled(template: Any, values: Mapping[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from batchtune.scenario.spec.target import (
     DIGEST_PLACE,
     FILE_PLACE,
     JSON_PLACE,
+    PORT_PLACES,
     TargetSpec,
     require_sayable,
     takes_file,
@@ -53,7 +54,7 @@ from batchtune.target.process import (
     last_words,
     launch_named,
 )
-from batchtune.target.settings import PORT_PLACES, Settings, with_places
+from batchtune.target.settings import Settings, with_places
 from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
 from batchtune.wire.signature import Signature
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from batchtune.batching.parameters import Configuration, flag_text
 from batchtune.errors import TargetError, UsageError
@@ -22,9 +22,6 @@ from batchtune.scenario.spec.http_server import (
 )
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.endpoint import Endpoint, answer_of, wait_for
-
-PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
-"""Texts of a target in which a free port is put."""
 
 
 def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:

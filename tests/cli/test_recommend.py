@@ -705,11 +705,37 @@ def test_an_answer_that_is_open_names_the_command_that_goes_on_though_a_trial_fa
         planted(2, batching=BATCH_14, throughput=900, p95_s=0.09),
         planted(3, batching={"max_batch_size": 2}, throughput=1, p95_s=1, failure="OOM"),
     ]
-    with pytest.raises(InconclusiveError, match="whether another would is not known") as raised:
+    with pytest.raises(InconclusiveError, match="only 2 configurations with batching were tried") as raised:
         conclude(run, SCENARIO, missed, json=True)
     command = to_establish(run, SCENARIO, missed)
     assert raised.value.hint == f"to confirm it: {command}"
     assert json.loads(capsys.readouterr().out)["to_establish"] == command
+
+
+def test_a_single_configuration_was_tried(run):
+    missed = [
+        planted(1, batching=None, throughput=900, p95_s=0.09, source="no_batching"),
+        planted(2, batching=BATCH_14, throughput=900, p95_s=0.09),
+    ]
+    with pytest.raises(InconclusiveError, match="only 1 configuration with batching was tried"):
+        conclude(run, SCENARIO, missed, json=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "where"), [("/etc/app.json", "/etc/app.json"), ("{scratch}/settings.json", "settings.json")]
+)
+def test_a_server_that_reads_a_file_is_deployed_by_that_file(path, where):
+    target = {
+        "kind": "http",
+        "url": "http://h:1/p",
+        "launch": ["serve", path],
+        "set": {"file": {"path": path, "change": {"rows": "{{rows}}"}}},
+        "means": {"rows": "rows"},
+    }
+    body = {"request": {"body": {"x": "{{row}}"}}, "search": {"space": {"rows": [1, 8]}}}
+    scenario = scenario_of(target=target, **body)
+    chosen = scenario.configuration({"max_batch_size": 8})
+    assert deployment(chosen, scenario, Path("FILE")) == f"set rows: 8 in {where}"
 
 
 def test_inside_a_scenarios_folder_the_newest_run_is_found(run, monkeypatch):

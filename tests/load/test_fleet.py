@@ -20,6 +20,7 @@ from batchtune.load.calibration import NullServer, calibrate
 from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
 from batchtune.load.job import LoadJob, split
 from batchtune.scenario.arrivals import ClosedLoop
+from batchtune.system import interrupt
 from batchtune.target.endpoint import Endpoint
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, http_answer, requests_for
 
@@ -171,6 +172,25 @@ def test_a_dead_worker_invalidates_the_job_and_the_next_one_runs(server: Scripte
             fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=kill)
         assert fleet.process_ids == []
         assert len(fleet.run(a_job("rest", server.port, closed(2, 10)))) == 10
+
+
+def test_a_signal_to_the_whole_group_is_an_interrupt_and_no_dead_worker(server: ScriptedHttp) -> None:
+    """As a service manager sends SIGTERM: the workers die of it before the parent has told them to stop."""
+
+    ended: list[int] = []
+
+    def end_all(live: LiveAggregate) -> None:
+        if live.sent and not ended:
+            ended.extend((os.getpid(), *fleet.process_ids))
+            for process in ended:
+                os.kill(process, signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with LoadFleet(processes=2) as fleet, pytest.raises(KeyboardInterrupt):
+            fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=end_all)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_worker_that_is_stopped_for_a_while_tells_of_it(server: ScriptedHttp) -> None:

@@ -91,6 +91,23 @@ def test_a_run_keeps_a_scenario_that_reads_the_same() -> None:
         ({"request": {"rows": 1}}, "missing: what a request of this server looks like"),
         ({"request": {"body": [{"x": "{{rowz}}"}]}}, "no input rowz did you mean 'row"),
         ({"request": {"body": "{{2 * id}}", "shapes": {"ids": [2]}}}, "no input id did you mean 'ids'"),
+        (
+            {"request": {"body": {"x": ["{row}"]}}},
+            "body: {row} is no place; it would be sent as it is write {{row}}",
+        ),
+        ({"request": {"body": '{"x": {{row}}, "y": {{uuid}'}}, "body: {{uuid} is no place"),
+        ({"request": {"body": "ids}}", "shapes": {"ids": [2]}}}, "body: ids}} is no place"),
+        (
+            {"target": {"url": "http://127.0.0.1:{port}/p"}},
+            "url: no word of launch has {port} in it add {port}",
+        ),
+        (
+            {"target": {"url": "http://127.0.0.1:{prt}/p", "launch": ["serve", "{prt}"]}},
+            "url: {prt} is no place",
+        ),
+        ({"search": {"space": {"rows": [-1, 4]}}}, "space.rows: rows must be positive; was -1 raise rows to"),
+        ({"search": {"space": {"wait": [-2, 4]}}}, "space.wait: wait must be non-negative; was -2 "),
+        ({"fixed": {"rows": 0}}, "fixed.rows: rows must be positive; was 0 "),
         ({"target": {"grpc_url": None, "rest_url": "http://x:1"}}, "described by url"),
     ],
 )
@@ -98,6 +115,12 @@ def test_what_does_not_fit_together_is_told(parts: dict[str, Any], said: str) ->
     with pytest.raises(ScenarioError) as told:
         scenario(**parts)
     assert said in f"{told.value.message} {told.value.hint}"
+
+
+def test_braces_that_are_no_misspelt_place_are_sent_as_they_are() -> None:
+    body = '{"x": {{rows}}, "note": "{mode} and {}"}'
+    (sent, *_) = requests(body=body).bodies
+    assert b"{mode} and {}" in sent
 
 
 def test_a_body_has_a_row_or_rows_by_name_and_another_uuid_each() -> None:
@@ -145,7 +168,8 @@ def test_places_are_read_and_set_through_lists_objects_and_stars() -> None:
 
 @pytest.fixture
 def app(tmp_path: Path) -> str:
-    (tmp_path / "my_app.py").write_text("")
+    (tmp_path / "my_app.py").write_text("from x import app as given\n\nclass Model: ...\n")
+    (tmp_path / "dynamic.py").write_text("from x import *\n")
     return f"{tmp_path}/my_app.py:Model"
 
 
@@ -189,6 +213,8 @@ def test_a_trap_is_told_where_its_parameter_is_set_and_only_there(app: str) -> N
         ("litsrve", "my_app.py", "did you mean 'litserve'"),
         ("litserve", "nowhere.py", "there is no file nowhere.py"),
         ("fastapi", "{folder}/my_app.py", "the name of the app"),
+        ("fastapi", "{folder}/my_app.py:model", "/my_app.py has no model did you mean 'Model'"),
+        ("bentoml", "{folder}/my_app.py:x", "/my_app.py has no x"),
         ("vllm", "my_app.py:app", "vllm serves a model, not an app"),
         ("infinity", "a model", "has a space or a mark in it"),
     ],
@@ -198,6 +224,11 @@ def test_an_app_that_the_server_cannot_start_is_told(server: str, argument: str,
     with pytest.raises(UsageError) as told:
         server_scenario(server, argument)
     assert said in f"{told.value.message} {told.value.hint}"
+
+
+def test_names_that_an_app_imports_or_may_make_when_it_runs_are_taken(app: str) -> None:
+    for own in ("my_app.py:given", "dynamic.py:anything"):
+        assert own.replace(".py", "") in server_scenario("fastapi", f"{Path(app).parent}/{own}")
 
 
 def test_the_help_names_every_server() -> None:
@@ -216,6 +247,17 @@ request: {body: {x: "{{row}}"}}
 load: {arrivals: closed, concurrency: 8}
 objective: throughput
 """
+
+
+def test_a_parameter_of_a_body_that_has_no_value_is_told_before_it_is_sent_as_a_place() -> None:
+    setting = 'set: {request: {url: "http://127.0.0.1:8000/p", body: {max_batch: "{{max_batch}}", wait: "{{wait}}"}}}'
+    text = UNSET.replace("  means", f"  {setting}\n  means") + "search: {space: {max_batch: [1, 4]}}\n"
+    with pytest.raises(ScenarioError) as told:
+        read_scenario(ScenarioText(text=text, source="s.yaml"), searched=True)
+    assert told.value.message == "s.yaml:5: target.set.request.body: {{wait}} has no value"
+    assert "fixed" in told.value.hint
+    fixed = ScenarioText(text=f"{text}fixed: {{wait: 5}}\n", source="s.yaml")
+    assert read_scenario(fixed, searched=True).fixed == {"wait": 5}
 
 
 @pytest.mark.parametrize("search", ["", "search: {space: {max_batch: [1, 4]}}\n"])

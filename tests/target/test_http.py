@@ -197,8 +197,11 @@ def test_a_wrong_app_ends_a_sweep_before_a_running_server_is_changed(
 
 def test_a_wrong_app_that_is_launched_ends_a_sweep_with_its_last_words(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(scenario(url="http://127.0.0.1:{port}/fails").document()))
+    setting = {"env": {"size": "SIZE", "wait": "WAIT", "mode": "MODE", "level": "LEVEL"}}
+    asked = scenario(url="http://127.0.0.1:{port}/fails", set=setting)
+    file.write_text(yaml.safe_dump(asked.document() | {"fixed": {"level": 2}}))
     done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
+    assert "target.set: mode is neither searched nor fixed: the server uses its own value" in done.stderr
     assert done.returncode == 7, done.stderr
     assert "/fails: HTTP 500" in done.stderr
     assert "KeyError: 'features'" in done.stderr

@@ -452,14 +452,14 @@ class Course:
                 self.view.event(pace_text(variant, self.paces[variant.name]))
             launch_s = time.monotonic() - started_s
             blocks = self.benches.blocks
-            takes = f"{blocks} blocks"
+            takes = counted(blocks, "block")
             if guarded:
                 usual_s, most_s = check_seconds(
                     self.variants, self.paces, guarded=guarded, blocks=blocks, launch_s=launch_s
                 )
                 takes = (
                     f"usually about {rounded_duration(usual_s)} ({RANK_FIRST} blocks of each server), at most about "
-                    f"{rounded_duration(most_s)} ({blocks} blocks, twice where a change is confirmed)"
+                    f"{rounded_duration(most_s)} ({counted(blocks, 'block')}, twice where a change is confirmed)"
                 )
             self.view.event(takes)
 

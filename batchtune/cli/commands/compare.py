@@ -35,6 +35,7 @@ from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import probed_paces
 from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
 from batchtune.tune.trials.trial import parts_of
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +116,7 @@ def run_blocks(
         view = current.view
         variants = current.variants = placed_variants(variants, view)
         check_targets(variants, view)
-        view.event(f"{blocks} blocks of {len(variants)} variants")
+        view.event(f"{counted(blocks, 'block')} of {counted(len(variants), 'variant')}")
         run = current.begin(scenario)
         folder = results if run is None else run.path
         benches = Benches(view, current.stack, blocks=blocks, folder=folder)

@@ -102,7 +102,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     fleets = fleets_of(scenario, view)
     with current.serving(target):
         off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
-        for note in filter(None, (placement, beginning(scenario), off, *_traps(scenario))):
+        for note in filter(None, (placement, beginning(scenario), off, _unset(scenario), *_traps(scenario))):
             view.event(note)
         scenario = current.found_on(scenario, target)
         current.launch(scenario, target, first_configuration(scenario), last_configuration(scenario))
@@ -173,6 +173,15 @@ def _require_search_of_several(scenario: Scenario) -> None:
                 f"target.models: {own.name} has no latency limit, by which several models are compared",
                 hint="add slo: {p95: 50ms} to it",
             )
+
+
+def _unset(scenario: Scenario) -> str:
+    """Return a sentence on the parameters that the server could be given and is not; "" without any."""
+    names = scenario.unset_parameters
+    if not names:
+        return ""
+    are, value = ("is", "value") if len(names) == 1 else ("are", "values")
+    return f"target.set: {', '.join(names)} {are} neither searched nor fixed: the server uses its own {value}"
 
 
 def _traps(scenario: Scenario) -> list[str]:

@@ -106,7 +106,7 @@ def history_of(series: Sequence[Series], *, utc: str | None) -> Section:
 def _hover(finding: Finding) -> str:
     change, margin = check_text.change_text(finding), margin_text(finding.gate, finding.margin)
     state = check_text.STATES.get(finding.state, finding.state)
-    text = f"{finding.gate.name} {change}\nmargin {margin}, {finding.blocks} blocks: {state}"
+    text = f"{finding.gate.name} {change}\nmargin {margin}, {counted(finding.blocks, 'block')}: {state}"
     return drawing.safe(text).replace("\n", "<br>")
 
 

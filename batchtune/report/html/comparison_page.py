@@ -166,7 +166,7 @@ def _factor(pair: Pair, metrics: tuple[Metric, ...]) -> Estimate | None:
 
 def _hover(pair: Pair, factor: Estimate, panel: int) -> str:
     text = ratio(bounded(factor)) if panel else pair_sentence(pair)
-    return f"{drawing.safe(text)}<br>{pair.blocks} blocks"
+    return f"{drawing.safe(text)}<br>{counted(pair.blocks, 'block')}"
 
 
 def _outcome(pair: Pair, factor: Estimate) -> str:

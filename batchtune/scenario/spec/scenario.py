@@ -6,6 +6,7 @@ YAML keys are short and their values carry units (`p95: 20ms`); the attributes c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,8 +25,9 @@ from batchtune.batching.parameters import (
     did_you_mean,
 )
 from batchtune.errors import BatchingParametersError, ScenarioError
-from batchtune.scenario.places import holes
+from batchtune.scenario.places import half_holes, holes
 from batchtune.scenario.spec.check import CheckSpec, SloSpec
+from batchtune.scenario.spec.http_server import SettingSpec
 from batchtune.scenario.spec.knobs import (
     configuration_of,
     http_configuration,
@@ -350,6 +352,12 @@ class Scenario(Spec):
         for name in holes(self.request.body):
             if name not in known:
                 raise problem(f"no input {name}", at=("request", "body"), hint=did_you_mean(name, known))
+        for text, name in half_holes(self.request.body, known):
+            raise problem(
+                f"{text} is no place; it would be sent as it is",
+                at=("request", "body"),
+                hint=f"write {{{{{name}}}}}",
+            )
 
     def _leave_what_is_fixed(self) -> None:
         """Leave out of the default space what is fixed, and what the server does not have."""
@@ -367,7 +375,10 @@ class Scenario(Spec):
     def _require_settable(self, context: Mapping[str, Any]) -> None:
         """Check that parameters which are searched or fixed get to the server; raises a problem if not."""
         is_kept = not context.get("files_exist", True)
-        is_asked = context.get("searched", False) or (self.fixed and not is_kept)
+        is_searched = context.get("searched", False)
+        is_asked = is_searched or (self.fixed and not is_kept)
+        if is_searched and self.target.set is not None:
+            self._require_values(self.target.set)
         if self.target.takes_parameters or not is_asked:
             return
         named = [word for _, word, _ in self.target.words] or [*self.search.space, *self.fixed]
@@ -378,6 +389,30 @@ class Scenario(Spec):
             hint="add target.set.request for a server that runs already, or set.env, set.flag or set.file with "
             "launch; `batchtune load` measures the server as it is",
         )
+
+    @property
+    def unset_parameters(self) -> list[str]:
+        """Return the parameters that `target.set` can pass to a server of kind http, and that are neither searched nor
+        fixed, so that the server has its own value of them."""
+        house = {word: name for name, word, _ in self.target.words}
+        given = {*self.search.space, *self.fixed}
+        names = () if self.target.set is None else sorted(self.target.set.names())
+        return [name for name in names if name not in given and house.get(name) not in given]
+
+    def _require_values(self, setting: SettingSpec) -> None:
+        """Check that each parameter of a text that is sent as a whole has a value; raises a problem if not."""
+        texts = {
+            ("request", "body"): setting.request and setting.request.body,
+            ("file", "text"): setting.file and setting.file.text,
+        }
+        for place, text in texts.items():
+            for name in holes(text):
+                if name in self.unset_parameters:
+                    raise problem(
+                        f"{{{{{name}}}}} has no value",
+                        at=("target", "set", *place),
+                        hint=f"add {name} to search.space or to fixed",
+                    )
 
     def _check_own_batching(self, at: int) -> None:
         own = self.target.models[at]
@@ -505,4 +540,21 @@ class Scenario(Spec):
             for at, own in enumerate(self.target.models):
                 if own.name == model and culprit in own.space:
                     path = ("target", "models", at, "space")
-            raise problem(error.message, hint=error.hint, at=(*path, culprit) if culprit else path) from error
+            message, hint = map(self._in_its_words, (error.message, error.hint))
+            if culprit:
+                path = (*path, self._in_its_words(culprit))
+            raise problem(message, hint=hint, at=path) from error
+
+    def _in_its_words(self, text: str) -> str:
+        """Return a text on a batching parameter in the name and unit that a server of kind http has for it."""
+        for house, word, micros in self.target.words:
+            if house == "max_batch_size":
+                text = text.replace("input_batch_size_limit", house)
+            if house in text:
+                in_its_unit = partial(_divided, by=micros)
+                text = re.sub(r"(?<=was )-?\d+$", in_its_unit, text.replace(house, word))
+        return text
+
+
+def _divided(number: re.Match[str], *, by: int) -> str:
+    return f"{int(number[0]) / by:g}"

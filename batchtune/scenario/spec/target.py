@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -69,6 +71,8 @@ RenderedFile = Literal["tfserving", "triton", "cortex", "flags", "k8s", "kserve"
 JSON_PLACE: Final = "{json}"
 FILE_PLACE: Final = "{file}"
 DIGEST_PLACE: Final = "{digest}"
+PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
+"""Texts of a target of kind http in which a free port is put."""
 
 
 class TlsSpec(Spec):
@@ -523,6 +527,7 @@ class TargetSpec(Spec):
             raise problem(
                 "missing: where requests go", at=("url",), hint="add url: http://127.0.0.1:8000/predict"
             )
+        self._require_port()
         if self.set is None:
             return
         if (self.set.env or self.set.flag) and self.launch is None:
@@ -548,6 +553,18 @@ class TargetSpec(Spec):
                         at=(key,),
                         hint=f"set gives: {', '.join(sorted(known))}",
                     )
+
+    def _require_port(self) -> None:
+        """Check that a free port in the URL is one that the launched server is given; raises a problem if not."""
+        for place in re.findall(r"\{\w*\}", urlsplit(self.url or "").netloc):
+            if place not in PORT_PLACES:
+                raise problem(f"{place} is no place", at=("url",), hint="write {port}, or the port's number")
+            if place not in repr((self.launch, self.set)):
+                raise problem(
+                    f"no word of launch has {place} in it",
+                    at=("url",),
+                    hint=f"add {place} to a word of launch, or write the port that the server takes",
+                )
 
     def _consist_of_commands(self) -> None:
         """Check that the parameters get to the server, and that something shows when it is ready; raises a

@@ -270,8 +270,8 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
             return None
         return "a lone request keeps it, so a rate low enough would: too little time to find one"
     if len(batched) < min(batched_least, math.prod(len(axis.values) for axis in scenario.axes.values())):
-        tried = counted(len(batched), "configuration")
-        return f"whether another would is not known: only {tried} with batching was tried"
+        tried, was = counted(len(batched), "configuration"), "was" if len(batched) == 1 else "were"
+        return f"whether another would is not known: only {tried} with batching {was} tried"
     return None
 
 

@@ -114,6 +114,7 @@ def test_variables_reach_a_launched_server_in_its_own_unit() -> None:
 def test_flags_follow_the_words_of_launch() -> None:
     wanted = [sys.executable, "-c", "import sys, time; print(sys.argv[1:], flush=True); time.sleep(60)"]
     asked = scenario(
+        url="http://127.0.0.1:1/score",
         launch=wanted,
         set={"flag": {"size": "--size", "wait": "--wait"}},
         ready=["true"],

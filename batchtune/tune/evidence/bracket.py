@@ -144,8 +144,8 @@ class Bracket:
         return self.missed_above(self.held_rps)
 
     def missed_above(self, rate_rps: float) -> float:
-        """Return the lowest rate above this one, requests/s, that counts as missed: by one run by far, or by
-        at least two runs and more than held it.
+        """Return the lowest rate above this one, requests/s, that counts as missed: by one run by far, by at
+        least two runs and more than held it, or by FRESH runs and half as many as held it.
 
         A closed loop with full batches counts as one miss at what it answered. The result is at most
         `saturated_rps`.
@@ -155,7 +155,8 @@ class Bracket:
         missed += [(run.answered_rps, 1) for run in self.runs if run.full]
         for rate, count in sorted(missed):
             votes += count if rate > rate_rps else 0
-            if votes >= 2 and votes > self.held(rate):
+            held = self.held(rate)
+            if votes >= 2 and (votes > held or (votes >= FRESH and 2 * votes >= held)):
                 return max(min(self.saturated_rps, rate), rate_rps)
         return max(self.saturated_rps, rate_rps)
 

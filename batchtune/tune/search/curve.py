@@ -83,6 +83,15 @@ class Curve:
         """The batch sizes that were measured, in rows."""
         return {reading.rows for reading in self._readings}
 
+    def has_read(self, rows: float, *, threads: int) -> bool:
+        """Whether a batch size within a tenth of this one, in rows, was measured with so many batch threads."""
+        near = (
+            math.isclose(reading.rows, rows, rel_tol=0.1)
+            for reading in self._readings
+            if reading.threads == threads
+        )
+        return any(near)
+
     def readings(self) -> dict[int, float]:
         """Return rows -> seconds of a batch, for each batch size that was measured."""
         return {int(rows): self.batch_s(rows) for rows in sorted(self.rows_read)}

@@ -211,11 +211,24 @@ class FixedLoadSearch(Search):
             self.name_rule(max((run.answered_rps for run in unbatched.runs), default=0.0))
         return None
 
-    def _sizes(self) -> list[Contender]:
+    def _sizes(self) -> tuple[list[Contender], list[Contender]]:
+        """The contenders that show the curve: at once a batch size that was not measured, while fewer than two were,
+        and while the gain by threads is unknown the largest size measured with more threads; later the other sizes.
+
+        Sizes are a middle one, the largest and the smallest, each with the fewest threads.
+        """
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
-        fewest = min((c.threads for c in grid), default=1)
+        if not grid:
+            return [], []
+        fewest = min(c.threads for c in grid)
         alone = sorted((c for c in grid if c.threads == fewest), key=lambda c: c.rows)
-        return list(dict.fromkeys([*alone[len(alone) // 2 : len(alone) // 2 + 1], *alone[-1:], *alone[:1]]))
+        wanted = list(dict.fromkeys([alone[len(alone) // 2], alone[-1], alone[0]]))
+        unread = [c for c in wanted if not self.curve.has_read(c.rows, threads=fewest)]
+        new = unread[:1] if len(self.curve.rows_read) < 2 or unread == wanted else []
+        read = [c.rows for c in alone if self.curve.has_read(c.rows, threads=fewest)]
+        rows = max(read, default=wanted[0].rows)
+        more = [c for c in grid if c.threads > fewest and c.rows == rows and not self.curve.knows_threads]
+        return [*new, *sorted(more, key=lambda c: (c.threads, c.simplicity))[:1]], unread[len(new) :]
 
     def _first(self) -> list[Contender]:
         """The references, the rule's and the guide's points, in the order in which to run them.
@@ -238,8 +251,8 @@ class FixedLoadSearch(Search):
         one_thread = all(c.threads == 1 for c in self.contenders if c.configuration.batching is not None)
         is_known = self.curve.knows_threads or one_thread or self._clients is None
         if len(self.curve.rows_read) < 2 or not is_known:
-            sizes = self._sizes()  # a middle one at once: with it the curve decides which comes next
-            return [*(c for c in first if c.source in REFERENCES), *sizes[:1], *first, *sizes[1:]]
+            at_once, ends = self._sizes()  # with these the curve decides which comes next
+            return [*(c for c in first if c.source in REFERENCES), *at_once, *first, *ends]
         self._ask_curve()
         most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)
         likely = [c for c in first if not (self.trusts_curve and c.hope < most + math.log(HOPELESS))]

@@ -86,6 +86,14 @@ def test_a_rate_is_held_by_more_runs_than_missed_it(
     assert bracket(*runs).missed_rps == pytest.approx(missed)
 
 
+def test_a_rate_that_a_third_of_many_runs_miss_is_missed() -> None:
+    """Else the search repeats a rate at which the p95 is just the limit to the end of its budget."""
+    runs = [run(100, held=True, fresh=True)] * 3 + [run(114, held=True)] * 6
+    assert bracket(*runs, run(114, held=False), run(114, held=False)).missed_above(100.0) == math.inf
+    assert bracket(*runs, *[run(114, held=False)] * 3).missed_above(100.0) == 114.0
+    assert bracket(*runs, run(114, held=True), *[run(114, held=False)] * 3).missed_above(100.0) == math.inf
+
+
 def test_a_loop_that_fills_every_batch_is_an_upper_end() -> None:
     full = run(None, held=True, clients=64, answered=500.0, full=True)
     assert bracket(full).missed_rps == pytest.approx(SATURATED * 500.0)

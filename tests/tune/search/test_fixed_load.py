@@ -209,3 +209,18 @@ def test_a_recorded_grid_gives_nearly_the_best_in_a_sixteenth_of_a_pass(name: st
     (choice,) = guided_choices(table, 0.063 * table.pass_s, (), seed=2)
     assert choice.cell is not None
     assert table.regret(choice.cell) <= NEAR
+
+
+def test_a_second_thread_is_tried_before_the_sizes_that_the_curve_can_tell() -> None:
+    """As on Triton, where what runs now has one instance and no default has more: 25 s are ten runs."""
+    asked = scenario(budget_s=25.0, arrivals="closed", concurrency=64).model_copy(
+        update={"fixed": {"max_batch_size": 4, "batch_timeout_micros": 0, "num_batch_threads": 1}}
+    )
+    rows = np.arange(1025)
+    parallel = Device(tau_s=(20.0 + 0.5 * rows) / 1e3, contention=0.0, delay_s=0.0003)
+    clock, target, fleet = simulated_server(parallel, seed=1, noise=0.02)
+    trials = [done.trial for done in sweep(asked, target, fleet, now_s=clock)]
+    first = [trial.configuration.batching for trial in trials[:8]]
+    assert (
+        max(one.num_batch_threads or 1 for one in first if one is not None and one.max_batch_size == 32) == 2
+    )

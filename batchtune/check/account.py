@@ -39,7 +39,7 @@ MOVED: Final = 0.02
 class Part:
     """One part of a request's way, such as `queue`: its median before and after.
 
-    `before`, `after`: seconds; of the part "rows of a batch", rows.
+    `name`: as in `Cause`, or "server CPU". `before`, `after`: seconds; of the part "batch size", rows.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Attribution:
 
     @property
     def largest(self) -> list[Part]:
-        """The up to three parts that moved most, the largest relative change first; empty where none moved by
-        `MOVED`."""
+        """The up to three parts that moved most: the cause first, then the largest relative change; empty where none
+        moved by `MOVED`."""
         moved = [part for part in self.parts if _moved(part, MOVED)]
-        return sorted(moved, key=lambda part: -abs(part.change))[:3]
+        return sorted(moved, key=lambda part: (part.name != self.cause, -abs(part.change)))[:3]
 
     def to_dict(self) -> dict[str, Any]:
         """Return values that JSON takes."""
@@ -80,10 +80,10 @@ def attribute(
     `cpu_s`: the server's CPU seconds per request, (before, after), where they were measured by loads of their
     own; None: they are computed from the runs.
     """
-    size = _part("rows of a batch", before, after, lambda run: _server(run, "mean_batch_rows"))
+    size = _part("batch size", before, after, lambda run: run.server.mean_batch_rows if run.server else None)
     batch = _batch_time(before, after)
     queue = _part("queue", before, after, lambda run: run.queue_mean_s)
-    outside = _part("front end and wire", before, after, lambda run: run.overhead_mean_s)
+    outside = _part("front end", before, after, lambda run: run.overhead_mean_s)
     cpu = _part("server CPU", before, after, _cpu_of_request_s)
     if cpu_s is not None:
         cpu = Part(name="server CPU", before=cpu_s[0], after=cpu_s[1])
@@ -98,23 +98,21 @@ def attribute(
 
 
 def _cause(*, batch: Part | None, size: Part | None, queue: Part | None, outside: Part | None) -> Cause:
-    """Return the cause, looking first at parts that change others (batch size, time of a batch), then at
-    those that follow.
+    """Return the cause, looking first at parts that change others (batch size, time of batches of equal size: what
+    changed more), then at those that follow.
 
-    CPU time is no evidence: it may be spent anywhere.
+    CPU time does not show the cause: it may be spent anywhere.
     """
     size_moved = 0.05  # Batches that hold so many more or fewer rows explain what follows from their size.
-    if _moved(size, size_moved):
+    size_change = 0.0 if size is None else abs(size.change)
+    time_change = 0.0 if batch is None else abs(batch.change)
+    if size_change > size_moved and not time_change > size_change:
         return "batch size"
-    if _moved(batch, MOVED):
+    if time_change > MOVED:
         return "compute"
-    moved_s = {
-        cause: part.after - part.before
-        for cause, part in (("front end", outside), ("queue", queue))
-        if part is not None and _moved(part, MOVED)
-    }
-    if moved_s:
-        return "front end" if max(moved_s, key=lambda name: abs(moved_s[name])) == "front end" else "queue"
+    moved = [part for part in (outside, queue) if part is not None and _moved(part, MOVED)]
+    if moved:
+        return "queue" if max(moved, key=lambda part: abs(part.after - part.before)) is queue else "front end"
     return "not known"
 
 
@@ -149,7 +147,7 @@ def _batch_time(before: Sequence[Measurement], after: Sequence[Measurement]) -> 
     if not total:
         return None
     return Part(
-        name="time of a batch",
+        name="compute",
         before=sum(weights[rows] * left_s[rows] for rows in common) / total,
         after=sum(weights[rows] * right_s[rows] for rows in common) / total,
     )
@@ -167,11 +165,6 @@ def _batches(runs: Sequence[Measurement]) -> tuple[dict[int, float], dict[int, i
             spent_s[rows] = spent_s.get(rows, 0.0) + count * mean_s
             counts[rows] = counts.get(rows, 0) + count
     return {rows: spent_s[rows] / count for rows, count in counts.items() if count}, counts
-
-
-def _server(run: Measurement, name: str) -> float | None:
-    value: float | None = None if run.server is None else getattr(run.server, name)
-    return value
 
 
 def _cpu_of_request_s(run: Measurement) -> float | None:

@@ -10,7 +10,7 @@ from batchtune.check.account import MOVED, Attribution, Part
 from batchtune.check.gate import Finding, margin_text
 from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
 from batchtune.check.load_limits import AT_LEAST, LimitFinding
-from batchtune.report.findings import text_of, worded
+from batchtune.report.findings import labels, text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -133,29 +133,30 @@ def test_text(account: Account) -> str:
 
 
 def attribution_text(attribution: Attribution) -> str:
-    """Return which parts of a request's time changed, in the order in which a request passes them, and the
-    cause."""
+    """Return which parts of a request's time changed, the cause first, and what is known of the cause."""
     if not attribution.parts:
         return "the server reports nothing about its batches, so the cause is not known"
-    largest = attribution.largest
-    texts = [_part_text(part) for part in attribution.parts if part in largest]
-    moved = "; ".join(texts) or f"no mean moved by more than {percentage(MOVED)}"
+    first, *others = [_part_text(part) for part in attribution.largest] or [
+        f"no mean changed by more than {percentage(MOVED)}"
+    ]
+    moved = f"{first}; also {', '.join(others)}" if others else first
     match attribution.cause:
         case "tail":
-            return f"{moved}: rare slow requests, or the host"
+            return f"{moved}: a few slow requests, or noise of the host"
         case "host":
             return f"the host disturbed one side more often; {moved}"
         case "not known":
             return f"the cause is not known: {moved}"
-        case cause:
-            return f"{cause}: {moved}"
+        case _:
+            return moved
 
 
 def _part_text(part: Part) -> str:
     sign = "+" if part.change >= 0.0 else "−"
-    shown = rounded if part.name == "rows of a batch" else rounded_duration
-    name = "server CPU a request" if part.name == "server CPU" else part.name
-    return f"{name} {shown(part.before)} → {shown(part.after)} ({sign}{percentage(abs(part.change))})"
+    before, after = rounded_duration(part.before), rounded_duration(part.after)
+    if part.name == "batch size":
+        before, after = rounded(part.before), f"{rounded(part.after)} rows"
+    return f"{labels('causes').get(part.name, part.name)} {before} → {after} ({sign}{percentage(abs(part.change))})"
 
 
 def account_document(account: Account) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def account(conclusion: Conclusion | None = None, **changes: Any) -> Account:
         "candidate": "pull_request",
         "conclusion": conclusion or regressed(),
         "attribution": Attribution(
-            cause="compute", parts=(Part(name="time of a batch", before=0.002, after=0.00212),)
+            cause="compute", parts=(Part(name="compute", before=0.002, after=0.00212),)
         ),
         "seconds": 42.0,
         "run": "results/pair/20261122T120000Z-abcdef-check",

@@ -84,7 +84,7 @@ def test_what_is_none_or_half_of_one_says_so(tmp_path: Path, text, words):
 
 def test_json_has_the_texts_that_a_check_reads_as() -> None:
     document = json.loads(json.dumps(account_document(account()), allow_nan=False))
-    assert document["attribution"]["text"] == "compute: time of a batch 2 ms → 2.12 ms (+6 %)"
+    assert document["attribution"]["text"] == "batch execution time 2 ms → 2.12 ms (+6 %)"
     assert document["reason"] == ""
     void = replace(regressed(), verdict="INVALID", reason=coded("side_disturbed", side="main"))
     words = "the host disturbed every run of main, also when it was repeated"

@@ -14,7 +14,7 @@ from batchtune.check.history import ERROR_RATE, SIDE_MIN, Series, read_history, 
 from batchtune.errors import ArchiveError
 from batchtune.measure.quantiles import Estimate
 from batchtune.report import check_text
-from batchtune.report.findings import text_of
+from batchtune.report.findings import labels, text_of
 from batchtune.report.html.comparison_page import sections_of_runs, table_of_blocks
 from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report
@@ -235,7 +235,9 @@ def _answers(account: Account) -> tuple[Fact, ...]:
         _moved(conclusion.findings),
         Fact(
             question="Why?",
-            headline="Nothing to explain" if attribution is None else capitalised(attribution.cause),
+            headline="Nothing to explain"
+            if attribution is None
+            else capitalised(labels("causes")[attribution.cause]),
             lines=() if attribution is None else (sentence(check_text.attribution_text(attribution)),),
         ),
         Fact(

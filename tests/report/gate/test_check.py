@@ -29,7 +29,7 @@ def test_a_regression_reads_in_fifteen_lines():
     text = printed(account())
     assert text.startswith("REGRESSED  pull_request against main: p95 +6.48 % (margin 2 %)")
     assert "CPU µs/request" in text
-    assert "Why   compute" in text
+    assert "Why   batch execution time 2 ms" in text
     assert len(text.rstrip().splitlines()) <= 15
     assert "10 blocks, judged once" in " ".join(text.split())
 

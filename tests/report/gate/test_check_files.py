@@ -35,7 +35,7 @@ def test_junit_has_a_case_for_each_gate_and_counts_them():
     }
     (failure,) = suite.iter("failure")
     assert "p95 +6.48 %" in failure.get("message", "")
-    assert "time of a batch" in (failure.text or "")
+    assert "batch execution time" in (failure.text or "")
 
 
 def test_reports_are_written_into_folders_that_are_not_there_yet(tmp_path):
@@ -133,7 +133,7 @@ def test_markdown_is_a_table_with_the_verdict_at_its_head():
     text = markdown(account(baseline="a|b"))
     assert text.startswith("### REGRESSED: `pair`\n")
     assert "| figure | a\\|b | pull_request | change [interval] | margin | verdict |" in text
-    assert "- **Why:** compute: time of a batch" in text
+    assert "- **Why:** batch execution time 2 ms" in text
     assert "Saved in" not in text
 
 

@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from batchtune.batching.triton_config import found_batching
 from batchtune.errors import TargetError
 from batchtune.plain_values import from_plain, to_plain
+from batchtune.system import interrupts_noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +72,23 @@ def state_folder() -> Path:
 
 
 class Claim:
-    """The right of this process to change one server, between `hold` and `release`."""
+    """The right of this process to change one server, between `hold` and `release`, and what the server gets back.
 
-    def __init__(self, address: str, model: str) -> None:
+    `original`: the model as it is to be put back; None: not known yet. `keep`: saves it beside this user's file
+    too; None: nowhere else.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        *,
+        original: OriginalModel | None = None,
+        on_event: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.original = original
+        self.keep: Keep | None = None
+        self._on_event = on_event
         self._server = f"{model} at {address}"
         name = hashlib.sha256(f"{address.replace('localhost', '127.0.0.1')} {model}".encode()).hexdigest()
         self._path = state_folder() / f"{name[:24]}.json"
@@ -84,9 +99,28 @@ class Claim:
         """Whether this process holds the server."""
         return self._lock >= 0
 
-    def hold(self, original: OriginalModel | None = None) -> OriginalModel | None:
-        """Lock the server against other sweeps. Returns what an earlier process recorded last and did not put
-        back, because it was killed or could not; `original` where there is no such record.
+    def hold(self, judge: Callable[[OriginalModel], tuple[bool, str]]) -> None:
+        """Lock the server against other sweeps. `original` becomes what an earlier process recorded last and did
+        not put back, because it was killed or could not; None where somebody has changed the server since.
+
+        `judge`: returns whether the server still has what that process gave it last, and in words what it gets
+        back, or what was set since.
+
+        Raises:
+            TargetError: as `lock`, or the server does not answer.
+        """
+        earlier = self.lock() or self.original
+        if earlier is None:
+            return
+        is_left, words = judge(earlier)
+        self._on_event(earlier.left_words(words) if is_left else earlier.replaced_words(words))
+        self.original = earlier if is_left else None
+        if not is_left:
+            self._settle(earlier)
+
+    def lock(self) -> OriginalModel | None:
+        """Lock the server against other sweeps. Returns what an earlier process recorded and did not put back;
+        None where there is no such record.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -111,16 +145,42 @@ class Claim:
         try:
             kept = json.loads(self._path.read_bytes() or b"null")
         except ValueError:
-            return original
-        return from_plain(OriginalModel, kept) if isinstance(kept, dict) else original
+            return None
+        return from_plain(OriginalModel, kept) if isinstance(kept, dict) else None
 
-    def keep(self, original: OriginalModel) -> None:
-        """Record the model that is to be put back on the server; it is on disk when this returns."""
-        self._write(json.dumps(to_plain(original)).encode())
+    def save(self, original: OriginalModel) -> OriginalModel:
+        """Save the model that is to be put back by `keep`, and return it with the run that changed it first."""
+        self.original = (self.keep and self.keep(original)) or original
+        return self.original
+
+    def record(self, original: OriginalModel) -> None:
+        """Record the model that is to be put back on the server, by `keep` and in this user's file; it is on disk
+        when this returns."""
+        self._write(json.dumps(to_plain(self.save(original))).encode())
+
+    def put_back(self, original: OriginalModel, put: Callable[[OriginalModel], object]) -> None:
+        """Put the server back by `put`, to which one interrupt does nothing, and record that it was.
+
+        Raises:
+            TargetError: the server is gone, or does not take it.
+        """
+        try:
+            with interrupts_noted():
+                put(original)
+        except TargetError as error:
+            raise TargetError(
+                f"the server's original configuration was not restored: {error.message}", hint=error.hint
+            ) from error
+        self._settle(original)
 
     def settle(self) -> None:
         """Record that the server has been put back."""
         self._write(b"")
+
+    def _settle(self, original: OriginalModel) -> None:
+        self.settle()
+        if self.keep is not None:
+            self.keep(replace(original, restored=True))
 
     def release(self) -> None:
         """Unlock the server, so that others may change it; more than once is fine."""
@@ -143,7 +203,7 @@ def discard_record(original: OriginalModel) -> None:
     """
     claim = Claim(original.rest_url, original.model)
     try:
-        claim.hold()
+        claim.lock()
         claim.settle()
     finally:
         claim.release()

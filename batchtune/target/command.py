@@ -169,8 +169,6 @@ class CommandTarget:
         on_event: Callable[[str], None] = lambda _text: None,
         original: OriginalModel | None = None,
     ) -> None:
-        self._original = original
-        self._keep: Keep = lambda _original: None
         self._on_event = on_event
         self._kserve = kserve
         self._tells = tells
@@ -182,7 +180,7 @@ class CommandTarget:
             spec = with_places(spec, {**ports, "{scratch}": str(self._scratch.path)})
         self._spec = spec
         self._server = ExternalTarget(running_endpoint(spec, self._model), kserve=kserve)
-        self._claim = Claim(self.endpoint.rest_url, self._model)
+        self._claim = Claim(self.endpoint.rest_url, self._model, original=original, on_event=on_event)
         self._settings: Settings | None = None
         if spec.set is not None:
             self._settings = Settings(
@@ -326,11 +324,11 @@ class CommandTarget:
         if self._settings is None or not self._spec.attached:
             return {}
         if keep is not None:
-            self._keep = keep
+            self._claim.keep = keep
         if not self._claim.held:
-            earlier = self._claim.hold(self._original)
-            if earlier is None or not self._take(earlier, self._settings):
-                self._original = None
+            settings = self._settings
+            self._claim.hold(lambda earlier: (settings.take_kept(earlier.config), settings.words()))
+            self._changed = self._changed or self._claim.original is not None
             if not self._settings.restorable:
                 self._on_event(
                     f"{self._model} keeps the parameters of the last trial at the end: without "
@@ -339,28 +337,17 @@ class CommandTarget:
         present = self._settings.present()
         if self._settings.tells:
             present = {**self._spec.defaults, **present}
-        if self._original is None:
-            self._original = OriginalModel(
+        original = self._claim.original
+        if original is None:
+            original = self._claim.original = OriginalModel(
                 model=self._model,
                 rest_url=self.endpoint.rest_url,
                 loaded=True,
                 config=self._settings.original(),
             )
         if keep is not None:
-            self._original = keep(self._original) or self._original
+            self._claim.save(original)
         return present
-
-    def _take(self, earlier: OriginalModel, settings: Settings) -> bool:
-        """Take what an earlier process recorded for what is to be put back. Returns False where the server has
-        something else now than that process's last trial gave it."""
-        if settings.take_kept(earlier.config):
-            self._original, self._changed = earlier, True
-            self._on_event(earlier.left_words(settings.words()))
-            return True
-        self._on_event(earlier.replaced_words(settings.words()))
-        self._claim.settle()
-        self._keep(replace(earlier, restored=True))
-        return False
 
     def restore(self) -> None:
         """Run `target.stop`, end what was launched, put back the parameters of an attached server, then run
@@ -387,19 +374,13 @@ class CommandTarget:
 
     def _put_back(self) -> None:
         """Give an attached server of kind http the parameters back that it had."""
-        if self._settings is None or self._original is None:
+        settings = self._settings
+        if settings is None or self._claim.original is None:
             return
-        try:
-            known = self._settings.put_back()
-        except TargetError as error:
-            raise TargetError(
-                f"the server's original configuration was not restored: {error.message}", hint=error.hint
-            ) from error
-        self._claim.settle()
-        self._keep(replace(self._original, restored=True))
+        self._claim.put_back(self._claim.original, lambda _original: settings.put_back())
         self._on_event(
             f"{self._model} has what it had before"
-            if known
+            if settings.restorable
             else f"{self._model} keeps the parameters of the last trial: without target.set.request.read those from "
             "before the sweep are not known"
         )
@@ -449,10 +430,9 @@ class CommandTarget:
 
     def _record(self) -> None:
         """Record what is to be put back on an attached server, and by what a trial's parameters are recognized."""
-        if self._original is not None and self._settings is not None and self._settings.restorable:
-            self._original = replace(self._original, config=self._settings.kept())
-            self._claim.keep(self._original)
-            self._keep(self._original)
+        original = self._claim.original
+        if original is not None and self._settings is not None and self._settings.restorable:
+            self._claim.record(replace(original, config=self._settings.kept()))
 
     def _launch(self, configuration: Configuration) -> None:
         """Start the server where it does not run; for every configuration where its command names a file with

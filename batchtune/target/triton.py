@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from batchtune.batching.triton_config import FoundBatching, found_batching, othe
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.scenario.spec.section import require_cpus
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.system import ScratchFolder, absolute, interrupts_noted
+from batchtune.system import ScratchFolder, absolute
 from batchtune.target.claim import Claim, Keep, OriginalModel
 from batchtune.target.container import MODELS_INSIDE, tritons_container
 from batchtune.target.endpoint import (
@@ -70,9 +71,9 @@ class TritonTarget:
         self._on_event = on_event
         self._launched = None if spec.attached else LaunchedTriton(spec)
         self._endpoint = running_endpoint(spec, served_name(spec.model)) if spec.attached else None
-        self._original = original
-        self._claim = Claim(self.endpoint.rest_url, self.endpoint.model_name) if spec.attached else None
-        self._keep: Keep | None = None
+        where = (self.endpoint.rest_url, self.endpoint.model_name) if spec.attached else ("", spec.model)
+        # Of a launched server it is never held.
+        self._claim = Claim(*where, original=original, on_event=on_event)
         self._changed = original is not None
         self._is_lost = False
         self.in_force: Configuration | None = None
@@ -102,13 +103,14 @@ class TritonTarget:
         """
         if self._launched is not None and not self._launched.process.running:
             self._endpoint = self._launched.start(self._flags)
-        if self._claim is not None and not self._claim.held:
-            self._original = self._take(self._claim.hold(self._original))
-            self._changed = self._original is not None
-        if self._original is None or not self._original.config:
-            self._original = self._read(before_load)
+        if self._launched is None and not self._claim.held:
+            self._claim.hold(self._judged)
+            self._changed = self._claim.original is not None
+        original = self._claim.original
+        if original is None or not original.config:
+            original = self._claim.original = self._read(before_load)
         try:
-            return found_batching(self._original.config)
+            return found_batching(original.config)
         except BatchingParametersError as error:
             raise UsageError(f"target.model: {error.message}", hint=error.hint) from error
         except (ValueError, TypeError, AttributeError) as error:
@@ -117,18 +119,13 @@ class TritonTarget:
                 hint="is that a Triton?",
             ) from error
 
-    def _take(self, earlier: OriginalModel | None) -> OriginalModel | None:
-        """Return what an earlier process recorded, where the server still has the configuration of its last
-        trial; None where somebody loaded the model with another one since."""
-        if earlier is None or self._claim is None:
-            return None
+    def _judged(self, earlier: OriginalModel) -> tuple[bool, str]:
+        """Return whether the server still has the configuration of an earlier process's last trial, and in words
+        what it had before; False and what it has now where somebody loaded the model with another one since."""
         now = self._repository().config() if earlier.config and self._repository().require_model() else {}
         if now and now != earlier.config and not is_marked(now):
-            self._on_event(earlier.replaced_words(found_batching(now).words()))
-            self._claim.settle()
-            return None
-        self._on_event(earlier.left_words(earlier.words()))
-        return earlier
+            return False, found_batching(now).words()
+        return True, earlier.words()
 
     def keep_original(self, keep: Keep) -> None:
         """Call `keep` with the model as it is to be put back: now, and again once it was put back. Required
@@ -138,9 +135,8 @@ class TritonTarget:
             TargetError: as `start`.
         """
         self.start()
-        self._keep = keep
-        self._original = keep(self._found()) or self._original
-        self._keep_in_claim()
+        self._claim.keep = keep
+        self._claim.record(self._found())
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
         """Bring a configuration into force by loading the model with it; by a restart where server flags
@@ -149,7 +145,7 @@ class TritonTarget:
         Raises:
             TargetError: the server refused it, did not start, or died.
         """
-        if self._launched is None and self._keep is None:
+        if self._launched is None and self._claim.keep is None:
             raise ValueError("keep_original must run before an attached server is changed")
         started = time.monotonic()
         if self._launched is None:
@@ -228,19 +224,12 @@ class TritonTarget:
             return
         original = self._found()
         try:
-            with interrupts_noted():
-                put_back(self._repository(), original)
-        except TargetError as error:
+            self._claim.put_back(original, partial(put_back, self._repository()))
+        except TargetError:
             self._is_lost = True
-            raise TargetError(
-                f"the server's original configuration was not restored: {error.message}", hint=error.hint
-            ) from error
+            raise
         self._changed = False
         self.in_force = None
-        if self._claim is not None:
-            self._claim.settle()
-        if self._keep is not None:
-            self._keep(replace(original, restored=True))
         self._on_event(f"{original.model} is configured as it was: {original.words()}")
 
     def stop(self) -> None:
@@ -257,18 +246,13 @@ class TritonTarget:
         try:
             self.restore()
         finally:
-            if self._claim is not None:
-                self._claim.release()
+            self._claim.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_fault: object) -> None:
         self.close()
-
-    def _keep_in_claim(self) -> None:
-        if self._claim is not None:
-            self._claim.keep(self._found())
 
     def _still_in_force(self, configuration: Configuration) -> bool:
         """Whether the configuration applied last is in force; an attached server's own is read, since others may
@@ -308,13 +292,13 @@ class TritonTarget:
 
     def _read(self, before_load: Keep | None) -> OriginalModel:
         """Return the model as it is now, loaded for that where it is not served. Until that load has ended
-        `_original` says that the model is not served.
+        the claim says that the model is not served.
 
         Raises:
             TargetError: no such model, or it does not load.
         """
         repository, endpoint = self._repository(), self.endpoint
-        original = self._original or OriginalModel(
+        original = self._claim.original or OriginalModel(
             model=endpoint.model_name,
             rest_url=endpoint.rest_url,
             loaded=repository.require_model(),
@@ -323,10 +307,9 @@ class TritonTarget:
         )
         if not original.loaded:
             if before_load is not None:
-                original = before_load(original) or original
-                self._keep = before_load
-            self._original = original
-            self._keep_in_claim()
+                self._claim.keep = before_load
+            self._claim.record(original)
+            original = self._found()
             self._load()
         config = repository.config()
         require_unmarked(config, model=endpoint.model_name)
@@ -343,9 +326,9 @@ class TritonTarget:
             raise
 
     def _found(self) -> OriginalModel:
-        if self._original is None:
+        if self._claim.original is None:
             raise TargetError("the server has not been reached yet")
-        return self._original
+        return self._claim.original
 
     def _repository(self) -> TritonRepository:
         return TritonRepository(self.endpoint, limit_s=self._spec.ready_timeout_s)
@@ -377,9 +360,8 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
     )
     claim = Claim(endpoint.rest_url, original.model)
     try:
-        claim.hold(original)
-        put_back(TritonRepository(endpoint, limit_s=spec.ready_timeout_s), original)
-        claim.settle()
+        claim.lock()
+        claim.put_back(original, partial(put_back, TritonRepository(endpoint, limit_s=spec.ready_timeout_s)))
     finally:
         claim.release()
     return replace(original, restored=True)

@@ -49,7 +49,7 @@ def format_cortex(parameters: BatchingParameters | None) -> str:
     if not least <= size <= most:
         raise BatchingParametersError(
             f"cortex: max_batch_size: Cortex accepts {least} to {most}; was {size}",
-            hint="leave server_side_batching out: a batch of one row is no batch"
+            hint="leave server_side_batching out: one row is not a batch"
             if size < least
             else f"search max_batch_size up to {most}",
         )

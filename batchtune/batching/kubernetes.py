@@ -138,7 +138,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
     if server.file:
         raise BatchingParametersError(
             f"{source}:{server.line}: no ConfigMap here has the file of {FILE_FLAG}={server.file}",
-            hint=f"put it beside, under data: {{{named}: …}}, or name the file itself",
+            hint=f"put it into the same ConfigMap, under data: {{{named}: …}}, or name the file itself",
         )
     if any("tritonserver" in node.value for node in words):
         raise BatchingParametersError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from batchtune.archive.run import write_whole
-from batchtune.check.gate import DEFAULT_MARGINS, BlockFigures, Gate, default_gates
+from batchtune.check.gate import DEFAULT_MARGINS, BlockFigures, Gate
 from batchtune.check.paired_check import Phase, run_figures
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.plain_values import fields_to_plain, from_plain
@@ -75,15 +75,11 @@ class Baseline:
             best[metric] = value if worse <= 0.0 or math.isnan(worse) else best[metric]
         return replace(self, best=best)
 
-    def drifts(self, objective: str) -> list[str]:
-        """List the figures that are worse than the best baseline by more than `DRIFT`, as texts such as
-        `throughput −3.8 %`.
-
-        Only figures that `objective` guards by default.
-        """
-        texts = []
-        medians = self.medians()
-        for gate in default_gates(objective):
+    def drifts(self, gates: Sequence[Gate]) -> list[str]:
+        """List the figures of these gates that are worse than the best baseline by more than `DRIFT`, as texts such as
+        `throughput −3.8 %`."""
+        texts, medians = [], self.medians()
+        for gate in gates:
             best, value = self.best.get(gate.metric, math.nan), medians.get(gate.metric, math.nan)
             worse = gate.worsening(best, value)
             if worse > gate.limit_of(gate.margin if gate.is_absolute else max(gate.margin, DRIFT)):

@@ -80,8 +80,8 @@ def first_tries(
             f"a request of {counted(request.rows, 'row')} is answered, one of {2 * request.rows} is not: {fault}",
             hint=meaning_of(fault)
             or (
-                "export the model with an open batch dimension: as it is no server can batch it (`batchtune load MODEL "
-                "--no-batching` measures it so)"
+                "export the model with an open batch dimension: no server can batch it as it is now (`batchtune load "
+                "MODEL --no-batching` measures it so)"
             ),
         )
     return FirstTries(

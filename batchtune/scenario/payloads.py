@@ -100,7 +100,7 @@ def _recorded(path: Path) -> NDArray[np.int64]:
         raise ScenarioError(f"request.lengths.file: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ScenarioError(
-            f"request.lengths.file: {path} is no text", hint="write one length a line"
+            f"request.lengths.file: {path} is not a text", hint="write one length a line"
         ) from error
     for number, line in enumerate(lines, start=1):
         word = line.partition("#")[0].strip()
@@ -335,7 +335,7 @@ def _encoded(
         case "http":
             return recording.rest_body or http_body(request.body, recording.inputs, rng)
         case "openai":
-            raise ValueError("prompts are no tensors")
+            raise ValueError("prompts are not tensors")
 
 
 def _recordings(

@@ -516,5 +516,5 @@ def _split(option: str, url: str, schemes: tuple[str, str]) -> tuple[str, int, s
         raise UsageError(f"{option}: {url!r}: {error}", hint="write HOST:PORT") from error
     beyond = parts.path.strip("/") or parts.query or parts.fragment
     if parts.scheme not in schemes or not host or port is None or beyond:
-        raise UsageError(f"{option}: {url!r} is no address", hint=f"write {schemes[0]}://HOST:PORT")
+        raise UsageError(f"{option}: {url!r} is not an address", hint=f"write {schemes[0]}://HOST:PORT")
     return host, port, parts.scheme

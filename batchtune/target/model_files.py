@@ -67,7 +67,7 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
 
 def _commit(root: Path, ref: str) -> str:
     hint = f"git fetch origin {ref}; a shallow clone (fetch-depth: 1) contains no other commit"
-    what = f"{ref!r} is no commit of {root}"
+    what = f"{ref!r} is not a commit of {root}"
     if ref.startswith("-"):
         raise UsageError(what, hint=hint)
     return _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", what=what, hint=hint).strip()

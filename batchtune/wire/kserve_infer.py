@@ -194,7 +194,7 @@ def numpy_name(datatype: str) -> str:
     """Return the name of numpy's dtype for a KServe datatype such as "FP32"; raises ValueError for an unknown one."""
     name = _DATATYPES.get(datatype)
     if name is None:
-        raise ValueError(f"{datatype!r} is no KServe datatype: {', '.join(_DATATYPES)}")
+        raise ValueError(f"{datatype!r} is not a KServe datatype: {', '.join(_DATATYPES)}")
     return name[0]
 
 
@@ -279,7 +279,7 @@ def _count(shape: Sequence[Any]) -> int:
     if len(shape) > MAX_RANK or any(
         not isinstance(size, int) or not 0 <= size <= max_dimension for size in shape
     ):
-        raise ValueError(f"{list(shape)} is no shape of a tensor")
+        raise ValueError(f"{list(shape)} is not the shape of a tensor")
     return math.prod(shape)
 
 

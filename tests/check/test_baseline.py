@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
-from batchtune.check.gate import Gate
+from batchtune.check.gate import Gate, gates_of
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.commands.stored_check import comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
@@ -60,25 +60,29 @@ def test_it_is_read_as_it_was_written_from_the_file_or_its_folder(kept):
     assert kept.stat().st_size < 50_000
 
 
+def updated(path: Path, measured, *, scenario=SCENARIO, gates=None, **asked) -> int:
+    """What `check --update-baseline` ends with where each of six runs has these figures."""
+    run = path.parent / "run"
+    run.mkdir(exist_ok=True)
+    course = SimpleNamespace(
+        measure=lambda *_asked: None,
+        trials=[trial("candidate", block, measured) for block in range(1, 7)],
+        variants=[Variant(name="candidate", scenario=scenario)],
+        relaunches=False,
+        run=SimpleNamespace(path=run),
+    )
+    gates = gates_of(gates or {}, objective=scenario.objective)
+    return update_baseline(
+        course, path, CheckRequest(scenario=path, **asked), gates=gates, provenance=HOST, blocks=6
+    )
+
+
 def test_a_slow_drift_is_refused_and_force_accepts_it(tmp_path, capsys):
     """Each of three steps of -1.5 % would pass a margin of 5 %; the third lies 4.4 % below the best that was kept."""
     path = tmp_path / "baseline.json"
 
     def update(rps: float, **asked) -> int:
-        trials = [
-            trial("candidate", block, measurement(throughput_rps=exactly(rps))) for block in range(1, 7)
-        ]
-        run = tmp_path / "run"
-        run.mkdir(exist_ok=True)
-        course = SimpleNamespace(
-            measure=lambda *_asked: None,
-            trials=trials,
-            variants=[Variant(name="candidate", scenario=SCENARIO)],
-            relaunches=False,
-            run=SimpleNamespace(path=run),
-        )
-        wanted = CheckRequest(scenario=path, **asked)
-        return update_baseline(course, path, wanted, provenance=HOST, blocks=6)
+        return updated(path, measurement(throughput_rps=exactly(rps)), **asked)
 
     assert [update(1000.0), update(985.0), update(970.5)] == [0, 0, 0]
     kept = path.read_bytes()
@@ -93,19 +97,23 @@ def test_a_slow_drift_is_refused_and_force_accepts_it(tmp_path, capsys):
 
 
 def test_a_baseline_of_another_workload_bounds_no_drift(kept):
-    slower = [trial("candidate", block, measurement(throughput_rps=exactly(500.0))) for block in range(1, 7)]
+    slower = measurement(throughput_rps=exactly(500.0))
     other = SCENARIO.model_copy(update={"objective": "latency"})
     for scenario, code in ((SCENARIO, 1), (other, 0)):
-        course = SimpleNamespace(
-            measure=lambda *_asked: None,
-            trials=slower,
-            variants=[Variant(name="candidate", scenario=scenario)],
-            relaunches=False,
-            run=SimpleNamespace(path=kept.parent),
-        )
         path = kept.with_name("other.json")
         write_baseline(KEPT, path)
-        assert update_baseline(course, path, CheckRequest(scenario=path), provenance=HOST, blocks=6) == code
+        assert updated(path, slower, scenario=scenario) == code
+
+
+def test_a_drift_of_a_figure_that_only_the_scenario_guards_is_refused_too(tmp_path, capsys):
+    def slower(p50_s: float):
+        latency_s = {**measurement().latency_s, "p50": exactly(p50_s)}
+        return replace(measurement(), latency_s=latency_s)
+
+    path = tmp_path / "baseline.json"
+    steps = [updated(path, slower(p50_s), gates={"p50": 0.02}) for p50_s in (0.0100, 0.0102, 0.0104)]
+    assert steps == [0, 0, 1]
+    assert "p50 +4 % against the best earlier baseline" in capsys.readouterr().err
 
 
 def test_a_capacity_is_kept_only_where_runs_searched_one():
@@ -199,7 +207,7 @@ def test_a_baseline_of_a_git_ref_keeps_its_commit_and_says_which_it_is(tmp_path,
     )
     wanted = CheckRequest(scenario=tmp_path / "s.yaml", commit="f00", note="candidate: net at v1 (f00)")
     path = tmp_path / "kept.json"
-    assert update_baseline(course, path, wanted, provenance=HOST, blocks=6) == 0
+    assert update_baseline(course, path, wanted, gates=(), provenance=HOST, blocks=6) == 0
     kept = read_baseline(path)
     assert (kept.commit, kept.workload["server_launches"]) == ("f00", "every run")
     assert "candidate: net at v1 (f00)" in capsys.readouterr().out

@@ -93,17 +93,17 @@ def test_a_run_keeps_a_scenario_that_reads_the_same() -> None:
         ({"request": {"body": "{{2 * id}}", "shapes": {"ids": [2]}}}, "no input id did you mean 'ids'"),
         (
             {"request": {"body": {"x": ["{row}"]}}},
-            "body: {row} is no place; it would be sent as it is write {{row}}",
+            "body: {row} is not a placeholder; it would be sent as it is write {{row}}",
         ),
-        ({"request": {"body": '{"x": {{row}}, "y": {{uuid}'}}, "body: {{uuid} is no place"),
-        ({"request": {"body": "ids}}", "shapes": {"ids": [2]}}}, "body: ids}} is no place"),
+        ({"request": {"body": '{"x": {{row}}, "y": {{uuid}'}}, "body: {{uuid} is not a placeholder"),
+        ({"request": {"body": "ids}}", "shapes": {"ids": [2]}}}, "body: ids}} is not a placeholder"),
         (
             {"target": {"url": "http://127.0.0.1:{port}/p"}},
             "url: no word of launch has {port} in it add {port}",
         ),
         (
             {"target": {"url": "http://127.0.0.1:{prt}/p", "launch": ["serve", "{prt}"]}},
-            "url: {prt} is no place",
+            "url: {prt} is not a placeholder",
         ),
         ({"search": {"space": {"rows": [-1, 4]}}}, "space.rows: rows must be positive; was -1 raise rows to"),
         ({"search": {"space": {"wait": [-2, 4]}}}, "space.wait: wait must be non-negative; was -2 "),

@@ -68,7 +68,9 @@ def test_a_file_of_anything_else_is_refused(tmp_path: Path, text: str, words: st
 
 def test_a_file_that_is_no_text_is_named_with_what_belongs_in_it(tmp_path: Path) -> None:
     (tmp_path / "lengths.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    with pytest.raises(ScenarioError, match=r"^request.lengths.file: .*/lengths.npy is no text$") as caught:
+    with pytest.raises(
+        ScenarioError, match=r"^request.lengths.file: .*/lengths.npy is not a text$"
+    ) as caught:
         drawn(file=str(tmp_path / "lengths.npy"))
     assert caught.value.hint == "write one length a line"
 

@@ -217,10 +217,10 @@ def test_one_url_with_tls_and_one_without_are_refused(rest_url: str, grpc_url: s
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://h:8000/v2", "'http://h:8000/v2' is no address"),
-        ("http://h:8000?token=a", "is no address"),
-        ("http://h", "is no address"),
-        ("ftp://h:8000", "is no address"),
+        ("http://h:8000/v2", "'http://h:8000/v2' is not an address"),
+        ("http://h:8000?token=a", "is not an address"),
+        ("http://h", "is not an address"),
+        ("ftp://h:8000", "is not an address"),
         ("http://h:99999", "Port out of range"),
         ("http://me:secret@h:8000", "would not be sent"),
         ("ftp://secret@h", "would not be sent"),

@@ -152,7 +152,7 @@ def test_what_json_has_no_numbers_for_is_sent_to_the_binary_protocol(array: Arra
 )
 def test_an_array_without_a_datatype_is_refused(array: Array) -> None:
     for encode in (encode_infer_json, lambda inputs: encode_infer_request("m", inputs)):
-        with pytest.raises(ValueError, match="no KServe datatype"):
+        with pytest.raises(ValueError, match="has no KServe datatype"):
             encode({"x": array})
 
 
@@ -228,12 +228,12 @@ BINARY = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_
         (b"[]", "not a JSON object"),
         (b"{}", "no list of 'outputs'"),
         (answer({"name": "y"}), "lacks name, datatype, shape"),
-        (answer(entry(datatype="FLOAT")), "output 'y': 'FLOAT' is no KServe datatype"),
+        (answer(entry(datatype="FLOAT")), "output 'y': 'FLOAT' is not a KServe datatype"),
         (answer(entry(shape=[3])), r"output 'y': 2 values are not a tensor with shape \[3\]"),
-        (answer(entry(shape=[-2])), "no shape"),
-        (answer(entry(shape=[2.0])), "no shape"),
-        (answer(entry(shape=["2"])), "no shape"),
-        (answer(entry(shape=[1] * 65)), "no shape"),
+        (answer(entry(shape=[-2])), "is not the shape"),
+        (answer(entry(shape=[2.0])), "is not the shape"),
+        (answer(entry(shape=["2"])), "is not the shape"),
+        (answer(entry(shape=[1] * 65)), "is not the shape"),
         (answer(entry(data=3)), "not a list"),
         (answer(entry(data=["1", "2"])), "FP32 data hold str"),
         (answer(entry(data=[1, None])), "FP32 data hold NoneType"),
@@ -318,8 +318,8 @@ def test_malformed_responses_are_refused_in_words() -> None:
         (b"\xff\xff", "not a ModelInferResponse"),
         (response(bytes(8), bytes(8)), "1 outputs come with 2 raw contents"),
         (response(bytes(7)), "output 'y': 7 bytes are not a tensor of FP32"),
-        (response(bytes(8), datatype="FP8"), "'FP8' is no KServe datatype"),
-        (response(bytes(8), shape=(-1,)), "no shape"),
+        (response(bytes(8), datatype="FP8"), "'FP8' is not a KServe datatype"),
+        (response(bytes(8), shape=(-1,)), "is not the shape"),
         (response(), "0 fp32_contents are not a tensor"),
         (response(typed=2, datatype="FP16"), "FP16 travels as raw contents only"),
         (response(typed=2, datatype="INT8"), "outside INT8"),
@@ -361,7 +361,7 @@ def test_metadata_become_a_signature() -> None:
         ({"inputs": 3}, "not a list"),
         ({"inputs": [{"name": "x", "datatype": "FP32"}]}, "no name, datatype and shape"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": ["2"]}]}, "no name, datatype and shape"),
-        ({"inputs": [{"name": "x", "datatype": "FP12", "shape": [2]}]}, "no KServe datatype"),
+        ({"inputs": [{"name": "x", "datatype": "FP12", "shape": [2]}]}, "is not a KServe datatype"),
     ],
 )
 def test_metadata_that_say_nothing_are_refused_in_words(document: Any, words: str) -> None:

@@ -172,7 +172,7 @@ def _server(said: SideWords) -> Iterator[str]:
         try:
             yield _override("target.command", shlex.split(said.command))
         except ValueError as error:
-            raise UsageError(f"{said.command!r} is no command line: {error}") from error
+            raise UsageError(f"{said.command!r} is not a command line: {error}") from error
     for flag in said.flag or ():
         name, equals, value = flag.lstrip("-").partition("=")
         if not name or not equals:

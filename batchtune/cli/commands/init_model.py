@@ -348,19 +348,19 @@ def _require_launched(path: Path) -> None:
     kind = target.get("kind", "tfserving")
     if kind == "command":
         raise UsageError(
-            f"{path}: target.kind: command: the job launches the model of the change beside that of its target branch, "
-            "and no command says which model",
+            f"{path}: target.kind: command: the job launches the model of the change next to that of its target "
+            "branch, and no command says which model",
             hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
         )
     if target.get("models"):
         raise UsageError(
-            f"{path}: target.models: the job launches the model of the change beside that of its target branch, and "
+            f"{path}: target.models: the job launches the model of the change next to that of its target branch, and "
             "several do not say which is meant",
             hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
         )
     if kind == "external" or (kind == "triton" and target.get("rest_url") is not None):
         raise UsageError(
-            f"{path}: the job launches the model of the change beside that of its target branch, and this server runs "
+            f"{path}: the job launches the model of the change next to that of its target branch, and this server runs "
             "already",
             hint=f"leave out target.{'kind, target.endpoints, target.' if kind == 'external' else ''}rest_url and "
             "target.grpc_url, and set the model's folder: target: {model: …}",

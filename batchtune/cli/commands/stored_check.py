@@ -141,7 +141,9 @@ def run_stored_check(wanted: CheckRequest, path: Path) -> int:
             relaunches=relaunches,
         )
         if baseline is None:
-            return update_baseline(course, path, wanted, provenance=provenance, blocks=blocks_max)
+            return update_baseline(
+                course, path, wanted, gates=gates, provenance=provenance, blocks=blocks_max
+            )
         if refusal:
             conclusion = _incomparable(refusal, blocks_max)
         else:
@@ -184,9 +186,7 @@ def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
     """Return what to know before believing the verdict: when the baseline was measured, and the request's own
     note."""
-    session = (
-        note or f"stored figures of {baseline.utc}: margins are no less than {percentage(SESSION_MARGIN)}."
-    )
+    session = note or f"stored figures of {baseline.utc}: margins are at least {percentage(SESSION_MARGIN)}."
     return f"{session} {wanted.note}".strip()
 
 
@@ -211,7 +211,7 @@ def comparability(
         return f"the baseline is of another host ({differing}); --allow-mismatch compares by wide margins", ""
     if host:
         least = percentage(OTHER_HOST_MARGIN)
-        return "", f"ROUGH CHECK ONLY: another host ({'; '.join(host)}): margins are no less than {least}."
+        return "", f"ROUGH CHECK ONLY: another host ({'; '.join(host)}): margins are at least {least}."
     return "", ""
 
 
@@ -249,13 +249,14 @@ def update_baseline(
     path: Path,
     wanted: CheckRequest,
     *,
+    gates: Sequence[Gate],
     provenance: Mapping[str, Any],
     blocks: int,
 ) -> int:
     """Measure a new baseline and write it to `path`, unless it drifted from the best baseline recorded in that file.
 
     Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs.
-    `blocks`: how many runs.
+    `gates`: whose figures must not drift. `blocks`: how many runs.
 
     Raises:
         TargetError: no run was complete.
@@ -275,7 +276,7 @@ def update_baseline(
     if not baseline.runs:
         raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
     baseline = baseline.after(_kept_before(path, course.variants[0].scenario, provenance, course) or baseline)
-    drifts = [] if wanted.force else baseline.drifts(course.variants[0].scenario.objective)
+    drifts = [] if wanted.force else baseline.drifts(gates)
     if drifts:
         print(
             f"REGRESSED  {', '.join(drifts)} against the best earlier baseline; {path} is not replaced\n"

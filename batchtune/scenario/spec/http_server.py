@@ -160,7 +160,7 @@ class MetricsSpec(Spec):
     url: str = Field(pattern=r"^https?://", examples=["http://127.0.0.1:8000/metrics"])
     batch_size: str | None = Field(default=None, description="histogram or summary of the rows in a batch")
     batches: str | None = Field(default=None, description="counter of batches, where batch_size is none")
-    rows: str | None = Field(default=None, description="counter of the rows in all batches, beside batches")
+    rows: str | None = Field(default=None, description="counter of the rows in all batches; needs batches")
     queue: str | None = Field(default=None, description="histogram or summary of the time in the queue")
     running: str | None = Field(default=None, description="gauge of the requests that are executed")
     waiting: str | None = Field(

@@ -320,7 +320,7 @@ class Scenario(Spec):
             raise problem(
                 f"missing: where {self.request.protocol} is spoken",
                 at=("target", "grpc_url"),
-                hint="add grpc_url: HOST:PORT beside url, or set request.protocol: kserve_rest",
+                hint="add grpc_url: HOST:PORT and keep url, or set request.protocol: kserve_rest",
             )
         if self.target.kind != "triton" or self.request.protocol.startswith("kserve_"):
             return
@@ -354,7 +354,7 @@ class Scenario(Spec):
                 raise problem(f"no input {name}", at=("request", "body"), hint=did_you_mean(name, known))
         for text, name in half_holes(self.request.body, known):
             raise problem(
-                f"{text} is no place; it would be sent as it is",
+                f"{text} is not a placeholder; it would be sent as it is",
                 at=("request", "body"),
                 hint=f"write {{{{{name}}}}}",
             )

@@ -204,10 +204,10 @@ class SearchSpec(Spec):
 
     strategy: Strategy = Field(
         default="guided",
-        description="who may be the answer, beside no batching and the defaults. guided: the throughput × interval "
-        "rule's point, the tuning guide's, the space as far as a service-time curve hopes of it, the leader's "
-        "neighbours, and whom Optuna names; rule: the rule's point alone; grid: every point; optuna: whom Optuna's "
-        "sampler names. Runs decide: scouts, a comparison, confirmation runs",
+        description="which configurations take part, in addition to no batching and the defaults. guided: those of the "
+        "throughput × interval rule and of the tuning guide, points of the space that the service-time curve favours, "
+        "the leader's neighbours, and proposals of Optuna; rule: that of the rule alone; grid: every point; optuna: "
+        "proposals of Optuna alone. Runs decide: scouts, a comparison, confirmation runs",
     )
     budget: BudgetSpec = Field(default_factory=BudgetSpec)
     parallel: Annotated[

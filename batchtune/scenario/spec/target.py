@@ -478,7 +478,7 @@ class TargetSpec(Spec):
             raise problem(
                 "missing: Triton takes configurations by its REST API",
                 at=("rest_url",),
-                hint="add rest_url: http://HOST:8000 beside grpc_url, or set kind: external to load it only",
+                hint="add rest_url: http://HOST:8000 and keep grpc_url, or set kind: external to load it only",
             )
         twice = next((name for name in self.endpoints if self.endpoints.count(name) > 1), None)
         if twice is not None:
@@ -558,7 +558,7 @@ class TargetSpec(Spec):
         """Check that a free port in the URL is one that the launched server is given; raises a problem if not."""
         for place in re.findall(r"\{\w*\}", urlsplit(self.url or "").netloc):
             if place not in PORT_PLACES:
-                raise problem(f"{place} is no place", at=("url",), hint="write {port}, or the port's number")
+                raise problem(f"{place} is not a placeholder", at=("url",), hint="write {port}, or a number")
             if place not in repr((self.launch, self.set)):
                 raise problem(
                     f"no word of launch has {place} in it",

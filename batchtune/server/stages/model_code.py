@@ -202,7 +202,7 @@ class StageFunction:
             try:
                 array = _as_tensor(outputs[name])
             except Exception as error:  # rows of different lengths, say
-                raise self._fault(f"gave {name!r}, which is no array: {_said(error)}") from error
+                raise self._fault(f"gave {name!r}, which is not an array: {_said(error)}") from error
             spec = self._specs.get(name)
             if fault := shape_fault(array, rows, spec):
                 raise self._fault(f"gave {name!r} {fault}")
@@ -217,7 +217,7 @@ class StageFunction:
         if array.dtype != (numpy_dtype(spec.dtype) or array.dtype):
             raise self._fault(f"gave {spec.name!r} as {array.dtype.name}; stages.yaml says {type_name}")
         if spec.dtype == "object" and not all(isinstance(text, bytes) for text in array.flat):
-            raise self._fault(f"gave {spec.name!r} with what is no text; stages.yaml says {type_name}")
+            raise self._fault(f"gave {spec.name!r} a value that is not a text; stages.yaml says {type_name}")
 
     def _fault(self, what: str) -> StatusError:
         return StatusError("INTERNAL", f"{self._key}: {self.reference} {what}")

@@ -349,7 +349,7 @@ class FixedLoadSearch(Search):
         self._ask_curve()
         near = [c for c in near if _is_step(c, leader) or not self._is_unlikely(c, leader)]
         if near:
-            return max(near, key=lambda c: (c.hope, [-part for part in c.simplicity])), "beside the leader"
+            return max(near, key=lambda c: (c.hope, [-part for part in c.simplicity])), "near the leader"
         known = [
             (c, standing.mean - (0.0 if standing.keeps else 1.0))
             for c in self.contenders

@@ -565,7 +565,7 @@ def _metadata_field(key: str, value: str | bytes) -> tuple[str, str]:
         or key[0] == ":"
         or " " in key
     ):
-        raise ValueError(f"{key!r} is no metadata key: lower-case ASCII letters, digits, '-', '_' and '.'")
+        raise ValueError(f"{key!r} is not a metadata key: lower-case ASCII letters, digits, '-', '_' and '.'")
     if key.endswith("-bin"):
         raw = value if isinstance(value, bytes) else value.encode()
         return key, base64.b64encode(raw).rstrip(b"=").decode()

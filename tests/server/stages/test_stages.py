@@ -188,7 +188,7 @@ def test_what_the_model_does_not_take_is_refused_before_it_runs(
     [
         (
             "return {'x': [[1.0], [2.0, 3.0]]}",
-            r"pre: stages.py:preprocess gave 'x', which is no array: ValueError: .*inhomogeneous",
+            r"pre: stages.py:preprocess gave 'x', which is not an array: ValueError: .*inhomogeneous",
         ),
         (
             "raise asyncio.CancelledError('by hand')",
@@ -241,7 +241,7 @@ def test_an_answer_is_what_the_declaration_tells_clients(
     serve(write_stages(tmp_path, stages, code), ask, stage=stage, **ALONE)
     text = "post: stages.py:last\noutputs: {z: {dtype: string, shape: [1]}}\n"
     if "None" in given:
-        message = "gave 'z' with what is no text; stages.yaml says string"
+        message = "gave 'z' a value that is not a text; stages.yaml says string"
         serve(write_stages(tmp_path, text, code), ask, stage=stage, **ALONE)
 
 

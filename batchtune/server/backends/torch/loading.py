@@ -156,7 +156,7 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
         else:
             load = partial(_script_of, torch, path, device.name)
         if declared is None:
-            raise StatusError("FAILED_PRECONDITION", f"{path}: TorchScript needs a signature.yaml beside it")
+            raise StatusError("FAILED_PRECONDITION", f"{path}: TorchScript needs a signature.yaml next to it")
         inputs, outputs = declared
         # Lanes do not wait for the stream on which weights are copied and converted.
         stream = device.new_stream()
@@ -324,6 +324,6 @@ def _derived(program: Any) -> tuple[Specs, Specs]:
 def _spec(name: str, value: Any) -> TensorSpec:
     """Return the spec of an example tensor; symbolic sizes become None. Raises ValueError for no tensor."""
     if not hasattr(value, "shape"):
-        raise ValueError(f"{name} is no tensor; export a module that takes and gives tensors only")
+        raise ValueError(f"{name} is not a tensor; export a module that takes and gives tensors only")
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return TensorSpec(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=shape)

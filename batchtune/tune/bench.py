@@ -24,6 +24,7 @@ from batchtune.measure.caveats import HostGuard, HostNoise
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import SloWatch, WatchPlan, primary_limit
+from batchtune.plain_values import as_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
@@ -268,6 +269,8 @@ class Bench:
         constraints = model.constraints(measurement)
         if beside:
             measurement = replace(measurement, server=None)  # it counts all models together
+        if failure is not None:  # whatever else was wrong with client or host
+            measurement = replace(measurement, verdict="FAIL", verdict_reason=as_text(failure))
         return replace(
             trial,
             state="complete" if failure is None else "failed",

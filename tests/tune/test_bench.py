@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ServerGoneError
 from batchtune.load.samples import NEVER_NS, Status
-from batchtune.measure.caveats import HostGuard
+from batchtune.measure.caveats import HostGuard, caveat
 from batchtune.report.findings import text_of
 from batchtune.target.telemetry import Counters
 from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
@@ -86,6 +89,22 @@ def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
     found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0))
     assert found.trial.state == "failed"
     assert "no request was answered: 16 × UNFINISHED" in found.trial.failure
+
+
+def test_a_server_that_answers_nothing_has_failed_also_beside_a_slow_client():
+    """And not "INVALID: the load generator was the limit" beside "no request was answered"."""
+
+    class Slow(HostGuard):
+        def end(self, **_used: Any) -> Any:
+            return SimpleNamespace(
+                caveats=lambda: (caveat("client_throttled", paused_ratio=0.2),), canary_s=None
+            )
+
+    found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0), guard=Slow())
+    assert found.trial.measurement.verdict == "FAIL"
+    assert text_of(found.trial.measurement.verdict_reason) == found.trial.failure
+    assert spoilt_by(found.trial) is None
+    assert trial_bottleneck(found.trial) is None
 
 
 def test_a_capacity_search_that_overwhelms_the_server_is_an_answer_not_a_failure():

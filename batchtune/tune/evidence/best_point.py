@@ -21,11 +21,11 @@ from batchtune.tune.trials.trial import Trial
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
     """Find what limits one point of a load test, be it the server, a noisy host or a slow client; None: it has no
-    figures. A rate that was met within the SLO has no bottleneck in the server.
+    figures, or it failed. A rate that was met within the SLO has no bottleneck in the server.
 
     `scenario` None: the server's flags and CPUs are unknown.
     """
-    if trial.measurement is None:
+    if trial.measurement is None or trial.failure is not None:
         return None
     configuration = trial.configuration
     verdict = _verdict(configuration, trial.measurement, scenario, blame_met=False)

@@ -27,6 +27,9 @@ Touches = Literal["latency", "throughput", "tokens", "server", "everything"]
 CLIENT_CODES: Final = frozenset(
     {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit", "worker_slow"}
 )
+CLIENT_UNTOLD: Final = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
+"""Limits of the client that its send lag does not show in full."""
+
 HOST_CODES: Final = frozenset({"host_steal", "host_busy", "host_canary"})
 TOUCHES: Final[Mapping[str, Touches]] = {
     **dict.fromkeys(sorted(CLIENT_CODES | HOST_CODES), "everything"),

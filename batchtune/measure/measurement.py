@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from batchtune.load.samples import Samples, Status, Streams
 from batchtune.measure.caveats import (
     CLIENT_CODES,
+    CLIENT_UNTOLD,
     HOST_CODES,
     EndpointFigures,
     ServerSettings,
@@ -165,9 +166,7 @@ def judge(run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...]) -> tu
         return decision, reason
     if noise is not None:
         return "NOISY", coded("text", text=noise)
-    # Client limits that the send lag does not show in full.
-    client_untold = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
-    if decision == "FAIL" and not any(caveat.code in client_untold for caveat in distrust):
+    if decision == "FAIL" and not any(caveat.code in CLIENT_UNTOLD for caveat in distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
             return "FAIL", coded("not_by_lag", counted=reason)

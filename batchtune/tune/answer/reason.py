@@ -222,7 +222,7 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
 
     TargetError: all trials failed. NoFeasibleConfigurationError: what was tried misses the SLO.
     InconclusiveError: too little was tried for that conclusion. MeasurementInvalidError: the client limited
-    every load of all models.
+    every load of all models, or every run that missed.
     """
     if trials and all(trial.state == "failed" for trial in trials):
         return TargetError(
@@ -242,6 +242,12 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
         return InconclusiveError(
             short if has_run else "no trial is finished",
             hint="resume that sweep (--resume), with a larger search.budget if it was spent",
+        )
+    at_rates = [run for c, _ in missed for run in c.runs if run.rate_rps is not None and not run.held]
+    if at_rates and all(run.by_client for run in at_rates):
+        return MeasurementInvalidError(
+            "the client was the limit in every run that missed the SLO: no miss is the server's",
+            hint="give the client more: load.processes, load.cpus, or a quieter machine",
         )
     contender, run = missed[0]
     missed_by = _miss(run, search.limits, slo.error_ratio)

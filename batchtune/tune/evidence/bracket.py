@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+from batchtune.measure.caveats import CLIENT_UNTOLD
+from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.space import clients_to_fill
@@ -73,6 +75,7 @@ class BracketRun:
     `kept`: latencies and errors are within the limits. `held`: they are, and at a rate enough of it was answered.
     `far`: missed by so much that one run is enough. `fresh`: it is a confirmation run.
     `full`: a closed loop whose clients fill every batch, so that the configuration cannot answer more.
+    `by_client`: a miss at a rate that the client could not send in time, so that it need not be the server's.
     """
 
     trial: int
@@ -86,14 +89,28 @@ class BracketRun:
     kept: bool = False
     fresh: bool = False
     full: bool = False
+    by_client: bool = False
     requests: int = 1000
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """The bracket of one configuration: the highest rate held and the lowest missed, from its runs; requests/s."""
+    """The bracket of one configuration: the highest rate held and the lowest missed, from its runs; requests/s.
+
+    `runs`: in their order, without misses by the client that did not recur: each counts only after an earlier one at
+    its rate or a lower one, since a client that never can send so much ends a search too.
+    """
 
     runs: tuple[BracketRun, ...]
+
+    def __post_init__(self) -> None:
+        counted, lowest_rps = [], math.inf
+        for run in self.runs:
+            if not run.by_client or _rate(run) >= 0.999 * lowest_rps:
+                counted.append(run)
+            else:
+                lowest_rps = _rate(run)
+        object.__setattr__(self, "runs", tuple(counted))
 
     @cached_property
     def open_runs(self) -> tuple[BracketRun, ...]:
@@ -361,6 +378,13 @@ def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[B
     return runs
 
 
+def _is_client_limited(measured: Measurement) -> bool:
+    """Whether the client was the limit of a load, so that a miss is not the server's: verdict INVALID, or NOISY where
+    the client was short of CPU too."""
+    is_short = any(noted.code in CLIENT_UNTOLD for noted in measured.caveats)
+    return measured.verdict == "INVALID" or (measured.verdict == "NOISY" and is_short)
+
+
 def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
     """Whether these figures keep every limit; an undefined quantile, or one that was not measured, misses its
     limit.
@@ -394,7 +418,9 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
     if measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value):
         latency_s: dict[str, float] = {}
         answered_rps, error_ratio, held, kept, far, requests = 0.0, 1.0, False, False, True, 0
+        by_client = False
     else:
+        by_client = _is_client_limited(measured)
         latency_s = {name: quantile.value for name, quantile in measured.latency_s.items()}
         answered_rps, error_ratio = measured.throughput_rps.value, measured.error_ratio
         held, far = keeps(slo, latency_s, error_ratio), False
@@ -418,7 +444,10 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         fresh=trial.source == "confirm",
         requests=requests,
         # A loop too short for each client to be answered shows its beginning, not what is answered at most.
-        full=clients is not None and requests >= clients >= clients_to_fill(trial.configuration, scenario),
+        full=clients is not None
+        and requests >= clients >= clients_to_fill(trial.configuration, scenario)
+        and not by_client,
+        by_client=by_client and not held and rate_rps is not None,
     )
 
 

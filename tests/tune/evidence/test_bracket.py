@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.measure.caveats import caveat
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.evidence.bracket import (
     BACK,
@@ -248,3 +250,33 @@ def test_latencies_that_rise_slowly_cross_their_limit_between_what_held_and_what
     assert crossing_rps(bracket(*runs[2:]), limits) is None  # too few
     overloaded = streamed(900.0, 2.0)
     assert crossing_rps(bracket(*runs, overloaded), limits) == pytest.approx(240.0, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "codes", "counts"),
+    [
+        ("INVALID", ("client_late",), False),
+        ("NOISY", ("host_busy", "client_throttled"), False),
+        ("NOISY", ("host_busy", "client_late"), True),
+        ("FAIL", ("client_late",), True),
+    ],
+)
+def test_a_miss_that_the_client_made_teaches_nothing_until_it_recurs(
+    verdict: Any, codes: tuple[str, ...], counts: bool
+) -> None:
+    scenario = scenario_of(**CAPACITY)
+
+    def told(p95_s: float, **ask: Any) -> BracketRun:
+        trial = asked(planted(1, throughput=100, p95_s=p95_s, batching={"max_batch_size": 4}), **ask)
+        assert trial.measurement is not None
+        measured = replace(trial.measurement, verdict=verdict, caveats=tuple(map(caveat, codes)))
+        (run,) = runs_of([replace(trial, measurement=measured)], scenario.slo, scenario)
+        return run
+
+    miss, lower = told(0.03, rate_rps=100.0), told(0.03, rate_rps=80.0)
+    assert bracket(miss).missed_once(0.0) == (100.0 if counts else math.inf)
+    assert bracket(miss, lower).missed_once(0.0) == (80.0 if counts else math.inf)
+    assert bracket(lower, miss).missed_once(0.0) == (80.0 if counts else 100.0)  # it recurred
+    assert bracket(told(0.01, rate_rps=100.0)).held_rps == 100.0  # a pass is a pass on any host
+    loop = told(0.01, concurrency=64)
+    assert loop.full == counts  # what the client answered is no upper end of the server's

@@ -99,7 +99,7 @@ class Baseline:
         """
         kept = self.runs if phase == "screen" else self.runs[::-1]
         return [
-            {metric: (before.get(metric, math.nan), after[metric]) for metric in METRICS}
+            {metric: (before.get(metric, math.nan), after.get(metric, math.nan)) for metric in METRICS}
             for before, after in zip(kept, _figures_of_blocks(trials), strict=False)
         ]
 

@@ -194,6 +194,12 @@ DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
     "memory": 0.05,
     "gpu_memory": 0.05,
     "startup": 0.10,
+    "ttft_p50": 0.02,
+    "ttft_p95": 0.05,
+    "ttft_p99": 0.10,
+    "itl_p50": 0.02,
+    "itl_p95": 0.05,
+    "itl_p99": 0.10,
 }
 """Least change for the worse that fails a check, where the user states none: a ratio; of errors a share of
 all requests.
@@ -306,23 +312,28 @@ def figure_name(model: str, metric: Metric) -> str:
     return f"{model}:{metric}" if model else metric
 
 
-def default_gates(objective: str) -> tuple[Gate, ...]:
-    """Return the gates that guard an objective where the user names none, with their default margins."""
+def default_gates(objective: str, *, streams: bool = False) -> tuple[Gate, ...]:
+    """Return the gates that guard an objective where the user names none, with their default margins; of `streams` of
+    tokens also those on first tokens and gaps."""
+    of_streams: tuple[Metric, ...] = ("ttft_p95", "itl_p99") if streams and objective != "capacity" else ()
     return tuple(
         Gate(metric=metric, margin=DEFAULT_MARGINS[metric], is_default=True)
-        for metric in OBJECTIVE_METRICS[objective]
+        for metric in (*OBJECTIVE_METRICS[objective], *of_streams)
     )
 
 
-def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[str] = ()) -> tuple[Gate, ...]:
+def gates_of(
+    margins: Mapping[str, float], *, objective: str, models: Sequence[str] = (), streams: bool = False
+) -> tuple[Gate, ...]:
     """Return a gate for each figure in `margins`, in their order; where that is empty, those of the
     objective.
 
     With several `models`, each has every gate, apart from the default ones on figures of the whole server.
+    `streams`: answers are streams of tokens.
 
     Raises:
-        UsageError: no such figure, a margin outside of 0 to 1, `capacity` under another objective, or a
-            figure of the whole server, such as cpu, with several models.
+        UsageError: no such figure, a margin outside of 0 to 1, `capacity` under another objective, a figure of streams
+            where answers come whole, or one of the whole server, such as cpu, with several models.
     """
     # What is not any model's own.
     of_the_server = frozenset({"cpu", "gpu", "memory", "gpu_memory", "startup"})
@@ -336,7 +347,13 @@ def gates_of(margins: Mapping[str, float], *, objective: str, models: Sequence[s
         gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in of_the_server]
         return tuple(replace(gate, model=model) for model in models for gate in gates)
     if not margins:
-        return default_gates(objective)
+        return default_gates(objective, streams=streams)
+    of_streams = [name for name in margins if name.startswith(("ttft_", "itl_"))]
+    if of_streams and not streams:
+        raise UsageError(
+            f"{of_streams[0]}: only of streamed answers, and these come whole",
+            hint=f"gate {of_streams[0].rpartition('_')[2]}, which is of whole answers",
+        )
     if "capacity" in margins and objective != "capacity":
         raise UsageError(
             f"capacity: no run searches it under objective: {objective}",

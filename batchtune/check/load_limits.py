@@ -13,7 +13,7 @@ from batchtune.check.paired_check import run_figures
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import to_plain
-from batchtune.scenario.spec.check import Metric
+from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import (
     parse_duration_s,
@@ -74,7 +74,10 @@ def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
 def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFinding]:
     """Judge each limit by the figures of one load test, in the order of `limits`."""
     figures = run_figures(trial)
-    return [_judged(limit, _estimate(limit.metric, trial, figures[limit.metric])) for limit in limits]
+    return [
+        _judged(limit, _estimate(limit.metric, trial, figures.get(limit.metric, math.nan)))
+        for limit in limits
+    ]
 
 
 def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
@@ -106,7 +109,7 @@ def _parsed(item: str) -> FigureLimit:
     name, equals, text = (part.strip() for part in item.partition("="))
     if not equals:
         raise UsageError(f"expected FIGURE=LIMIT, such as p95=20ms; was {item!r}")
-    limited: tuple[Metric, ...] = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu")
+    limited = tuple(name for name in METRICS if name not in ("capacity", "memory", "gpu_memory", "startup"))
     for metric in limited:
         if metric == name:
             match metric:

@@ -77,12 +77,15 @@ def paired_figures(
 def _side_by_side(before: Trial, after: Trial, *, model: str) -> dict[str, tuple[float, float]]:
     """Return name of the figure -> (before, after) of two runs."""
     left, right = run_figures(before), run_figures(after)
-    return {figure_name(model, metric): (left[metric], right[metric]) for metric in METRICS}
+    return {
+        figure_name(model, metric): (left.get(metric, math.nan), right.get(metric, math.nan))
+        for metric in METRICS
+    }
 
 
 def run_figures(trial: Trial) -> Mapping[Metric, float]:
-    """Return every figure of one run; nan where it was not measured. The capacity of a run that met the SLO
-    at no rate is 0."""
+    """Return every figure of one run, those of streams only where it has them; nan where one was not measured. The
+    capacity of a run that met the SLO at no rate is 0."""
     measured = trial.measurement
     if measured is None:
         return dict.fromkeys(METRICS, math.nan)
@@ -90,15 +93,13 @@ def run_figures(trial: Trial) -> Mapping[Metric, float]:
     return {
         "throughput": measured.throughput_rps.value,
         "capacity": held_none if trial.objective is None else trial.objective.value,
-        "p50": measured.latency_s["p50"].value,
-        "p95": measured.latency_s["p95"].value,
-        "p99": measured.latency_s["p99"].value,
         "errors": measured.error_ratio,
         "cpu": _per_request(measured, None if measured.server is None else measured.server.server_cpu_s),
         "gpu": _per_request(measured, _gpu_s(measured)),
         "memory": _told(None if measured.server is None else measured.server.memory_peak_bytes),
         "gpu_memory": _told(None if measured.server is None else measured.server.gpu_memory_used_bytes),
         "startup": _told(trial.startup_s),
+        **{metric: measured.latency_s[metric].value for metric in METRICS if metric in measured.latency_s},
     }
 
 

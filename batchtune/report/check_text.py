@@ -32,6 +32,7 @@ UNITS: Final = {
     "memory": ("memory MiB", 2.0**-20),
     "gpu_memory": ("GPU memory MiB", 2.0**-20),
     "startup": ("start-up s", 1.0),
+    **{f"{of}_{name}": (f"{of}_{name} ms", 1e3) for of in ("ttft", "itl") for name in ("p50", "p95", "p99")},
 }
 """Figure -> (heading with the unit, factor that turns the stored value into that unit)."""
 
@@ -313,7 +314,19 @@ def print_history(lines: Sequence[Mapping[str, Any]], series: Sequence[Series]) 
 
 def _dispensable(headings: Sequence[str]) -> list[str]:
     """Return the headings of figures that may be left out for want of width, the first to go first."""
-    least = ["memory", "gpu_memory", "startup", "gpu", "p50", "cpu", "errors", "p99", "p95"]
+    least = [
+        "memory",
+        "gpu_memory",
+        "startup",
+        "gpu",
+        "itl_p50",
+        "ttft_p50",
+        "p50",
+        "cpu",
+        "errors",
+        "ttft_p99",
+    ]
+    least += ["itl_p95", "p99", "p95"]
     titles = [UNITS[metric][0] for metric in least]
     return [head for title in titles for head in reversed(headings) if head.rpartition(": ")[2] == title]
 

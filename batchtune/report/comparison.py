@@ -82,7 +82,18 @@ def print_comparison(comparison: Comparison, *, path: Path) -> None:
     `path`: the run's folder, which the last line names.
     """
     # Columns that go first where there is little room.
-    dispensable = ("p50 ms", "rows/s", "mean batch rows", "wall time s", "errors", "p99 ms")
+    dispensable = (
+        *(
+            "itl_p50 ms",
+            "ttft_p50 ms",
+            "p50 ms",
+            "rows/s",
+            "mean batch rows",
+            "wall time s",
+            "errors",
+            "p99 ms",
+        ),
+    )
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
     tables.print_rows(comparison_rows(comparison, marks), dispensable=dispensable)
     facts = map(words.fact_text, comparison_facts(comparison))
@@ -134,7 +145,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
     for name, figure in floor.floors.items():
         rows.append(
             [
-                marks.marked(name, "A/A", "latency" if name in SHOWN else "throughput"),
+                marks.marked(name, "A/A", "throughput" if name in ("throughput", "capacity") else "latency"),
                 tables.interval(figure.spread, scale=100),
                 tables.ratio(bounded(figure.ratio)),
                 *(rounded(change * 100) for change in figure.smallest.values()),
@@ -258,7 +269,7 @@ def _one_pair(pair: Pair, comparison: Comparison) -> list[str]:
     lines += [
         f"{tables.ratio(bounded(factor))} {name}"
         for name, factor in pair.latency_ratios.items()
-        if name != "p50"
+        if not name.endswith("p50")
     ]
     lines.append(f"{_rate(after)} instead of {_rate(before)} requests/s")
     lines.append(f"p95 {_p95(after)} instead of {_p95(before)}")
@@ -344,7 +355,7 @@ def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
             f"{name} ms": marked(
                 "latency", (tables.milliseconds(bounded(variant.latency_s.get(name))) for variant in variants)
             )
-            for name in SHOWN
+            for name in dict.fromkeys(name for variant in variants for name in (*variant.latency_s, *SHOWN))
         },
         "mean batch rows": marked("server", (rounded(variant.mean_batch_rows) for variant in variants)),
         "errors": [percentage(variant.error_ratio) for variant in variants],

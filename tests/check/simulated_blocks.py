@@ -30,6 +30,8 @@ FURTHER: Mapping[Metric, float] = {
     "memory": 3e8,
     "gpu_memory": 2e9,
     "startup": 1.5,
+    **{f"ttft_{name}": 0.2 for name in ("p50", "p95", "p99")},
+    **{f"itl_{name}": 0.01 for name in ("p50", "p95", "p99")},
 }
 """What no objective guards of itself, drawn apart: as noisy as throughput, and the host's speed has no part in it."""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_fixed, paired_figures, run_figures
+from batchtune.report.comparison import comparison_rows
+from batchtune.report.findings import Marks
 from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.result import summarise
+from batchtune.tune.trials.trial import Trial
 from tests.check.check_fakes import exactly, measurement, moved, trial
 from tests.tune.answer.ledgers import SCENARIO
 
@@ -93,3 +98,26 @@ def test_blocks_need_both_sides_and_count_the_last_attempt():
     trials = [trial("main", 1), trial("new", 1), trial("main", 2), trial("new", 1, fast)]
     (block,) = paired_figures(trials, *SIDES)
     assert block["throughput"] == (1600.0, 2000.0)
+
+
+def streamed(name: str, block: int, ttft_s: float) -> Trial:
+    measured = measurement()
+    waits = {"ttft_p95": exactly(ttft_s), "itl_p99": exactly(0.01)}
+    return trial(name, block, replace(measured, latency_s=measured.latency_s | waits))
+
+
+def test_first_tokens_and_gaps_of_streams_are_paired_as_other_latencies_and_shown():
+    trials = [
+        streamed(name, block, 0.2 if name == "main" else 0.3)
+        for block in range(1, 13)
+        for name in ("main", "new")
+    ]
+    blocks = paired_figures(trials, *SIDES)
+    assert blocks[0]["ttft_p95"] == (0.2, 0.3)
+    assert math.isnan(paired_figures([trial("main", 1), trial("new", 1)], *SIDES)[0]["ttft_p95"][0])
+    gates = [Gate(metric="ttft_p95", margin=0.05), Gate(metric="itl_p99", margin=0.05)]
+    assert [finding.state for finding in judge_fixed(gates, blocks).findings] == ["regressed", "ok"]
+    comparison = summarise(trials, SIDES)
+    (heads, first, _) = comparison_rows(comparison, Marks(caveats=dict.fromkeys(("main", "new"), ())))
+    assert dict(zip(heads, first, strict=True))["ttft_p95 ms"].startswith("200")
+    assert comparison.pairs[0].latency_ratios["ttft_p95"].value == pytest.approx(1.5)

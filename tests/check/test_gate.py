@@ -67,7 +67,16 @@ def test_a_capacity_is_guarded_only_where_runs_search_one():
 def test_every_figure_has_a_margin_and_is_read_as_a_gate():
     assert set(DEFAULT_MARGINS) == set(METRICS)
     named = parse_margins([f"{metric}=5%" for metric in METRICS])
-    assert [gate.metric for gate in gates_of(named, objective="capacity")] == list(METRICS)
+    assert [gate.metric for gate in gates_of(named, objective="capacity", streams=True)] == list(METRICS)
+
+
+def test_first_tokens_and_gaps_are_guarded_where_answers_are_streamed():
+    guarded = [gate.metric for gate in gates_of({}, objective="latency", streams=True)]
+    assert guarded[-2:] == ["ttft_p95", "itl_p99"]
+    assert gates_of({"itl_p99": 0.05}, objective="latency", streams=True)[0].metric == "itl_p99"
+    with pytest.raises(UsageError, match="itl_p99: only of streamed answers") as refused:
+        gates_of({"itl_p99": 0.05}, objective="latency")
+    assert "p99" in refused.value.hint
 
 
 def test_margins_are_read_from_one_text_or_several():

@@ -18,6 +18,7 @@ RUN = trial(
         latency_s={
             "p99": Estimate(value=0.03, low=0.025, high=0.04),
             "p50": Estimate(value=0.004, low=0.003, high=0.005),
+            "ttft_p95": Estimate(value=0.02, low=0.018, high=0.023),
             "p95": Estimate(value=0.02, low=0.018, high=0.023),
         },
         error_ratio=0.01,
@@ -39,6 +40,8 @@ RUN = trial(
         ("cpu=300us", "kept"),
         ("cpu=100us", "missed"),
         ("gpu=1ms", "not measured"),
+        ("ttft_p95=25ms", "kept"),
+        ("itl_p99=1ms", "not measured"),
     ],
 )
 def test_a_limit_is_kept_or_missed_where_the_whole_interval_says_so(text, state):

@@ -66,7 +66,12 @@ def run_compare(
     margins = parse_margins(max_regress)
     arms = variants[0].arms()
     models = [arm.model for arm in arms if arm.model]
-    gates = gates_of(margins, objective=arms[0].scenario.objective, models=models) if margins else ()
+    own = arms[0].scenario
+    gates = (
+        gates_of(margins, objective=own.objective, models=models, streams=own.streams_tokens)
+        if margins
+        else ()
+    )
     drawn_once = OF_A_LAUNCH & margins.keys()
     if drawn_once:
         raise UsageError(

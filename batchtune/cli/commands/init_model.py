@@ -405,7 +405,7 @@ def _times(scenario: Scenario) -> tuple[float, int]:
     usual_s, most_s = check_seconds(
         variants,
         dict.fromkeys(("baseline", "candidate"), Pace()),
-        guarded=gates_of(margins, objective=scenario.objective),
+        guarded=gates_of(margins, objective=scenario.objective, streams=scenario.streams_tokens),
         blocks=scenario.check.blocks,
         launch_s=10.0,
     )

@@ -57,7 +57,8 @@ def run_paired_check(wanted: CheckRequest) -> int:
     pair = [replace(variant, scenario=side) for variant, side in zip(pair, loaded[1:], strict=True)]
     arms = pair[0].arms()
     models = [arm.model for arm in arms if arm.model]
-    gates = gates_of(margins, objective=arms[0].scenario.objective, models=models)
+    own = arms[0].scenario
+    gates = gates_of(margins, objective=own.objective, models=models, streams=own.streams_tokens)
     blocks_max = wanted.blocks or scenario.check.blocks
     require_writable(wanted)
     duets: dict[int, tuple[float, float]] = {}

@@ -180,7 +180,7 @@ def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
     refuse_several_models(asked)
     margins = parse_margins(wanted.max_regress or ()) or asked.check.gates
     (scenario,) = without_search([asked], margins)
-    return asked, scenario, gates_of(margins, objective=scenario.objective)
+    return asked, scenario, gates_of(margins, objective=scenario.objective, streams=scenario.streams_tokens)
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:

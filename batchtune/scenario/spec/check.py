@@ -125,10 +125,17 @@ Metric = Literal[
     "memory",
     "gpu_memory",
     "startup",
+    "ttft_p50",
+    "ttft_p95",
+    "ttft_p99",
+    "itl_p50",
+    "itl_p95",
+    "itl_p99",
 ]
 """Figures that a gate may be on: requests/s, the highest rate within the SLO, latency quantiles in seconds,
 the share of failed requests, seconds of the server's CPUs or of its GPU for each request, the most bytes of
-memory that the server held, of its GPU's memory, and seconds from its launch until the model is AVAILABLE."""
+memory that the server held, of its GPU's memory, and seconds from its launch until the model is AVAILABLE;
+of streamed answers quantiles of the time to the first token and of the gaps between tokens, in seconds."""
 
 METRICS: Final[tuple[Metric, ...]] = get_args(Metric)
 

@@ -159,6 +159,11 @@ class Scenario(Spec):
         return self.request.protocol == "openai"
 
     @property
+    def streams_tokens(self) -> bool:
+        """Whether answers arrive token by token, so that they have first tokens and gaps."""
+        return not self.request.foreign_limits(("ttft_p95",))
+
+    @property
     def sizes_batches(self) -> bool:
         """Whether the rows of the largest batch are known: not where the server batches continuously, nor for kind
         http without `target.means.rows`."""

@@ -90,7 +90,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     requests = variant.scenario.load.requests
     complete = requests is not None and all(run.requests == requests for run in measured)
     last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
-    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in SHOWN}
+    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in shown_latencies(counted)}
     return VariantFigures(
         name=variant.name,
         protocol=variant.scenario.request.protocol,
@@ -164,9 +164,20 @@ def latency_of(quantile: str) -> Callable[[Trial], float]:
     """Return a function that takes a trial and returns its latency quantile in seconds; NaN where not measured."""
 
     def value(trial: Trial) -> float:
-        return math.nan if trial.measurement is None else trial.measurement.latency_s[quantile].value
+        known = None if trial.measurement is None else trial.measurement.latency_s.get(quantile)
+        return math.nan if known is None else known.value
 
     return value
+
+
+def shown_latencies(trials: Iterable[Trial]) -> tuple[str, ...]:
+    """Return the names of the latencies to compare: SHOWN, before them those of first tokens and gaps where answers
+    were streamed."""
+    names = {
+        name for trial in trials if trial.measurement is not None for name in trial.measurement.latency_s
+    }
+    streamed = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p99")
+    return (*(name for name in streamed if name in names), *SHOWN)
 
 
 def _typical_latency(values: Iterable[float]) -> Estimate | None:

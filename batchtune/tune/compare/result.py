@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.measure.quantiles import (
-    SHOWN,
     Estimate,
     detectable_shift,
     log_ratios,
@@ -28,6 +27,7 @@ from batchtune.tune.compare.blocks import (
     noise_repeats,
     paired_arms,
     runs_of,
+    shown_latencies,
 )
 from batchtune.tune.trials.trial import Trial
 
@@ -149,7 +149,10 @@ def _pair(
     both = (figures[baseline.name], figures[variant.name])
     metric = _metric(*both, objective=variant.scenario.objective)
     ratio = ratio_estimate(block_pairs(before, after, figure_of(metric)))
-    latencies = {name: ratio_estimate(block_pairs(before, after, latency_of(name))) for name in SHOWN}
+    latencies = {
+        name: ratio_estimate(block_pairs(before, after, latency_of(name)))
+        for name in shown_latencies(before.values())
+    }
     outcome: Outcome = "different"
     if ratio is None:
         outcome = "not measured"
@@ -281,7 +284,8 @@ def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
     first, second = (runs_of(trials, arm.name) for arm in arms)
     figures = [figures_of(arm, trials) for arm in arms]
     objective = arms[0].scenario.objective
-    values = {"throughput": figure_of("throughput"), **{name: latency_of(name) for name in SHOWN}}
+    shown = shown_latencies(first.values())
+    values = {"throughput": figure_of("throughput"), **{name: latency_of(name) for name in shown}}
     if objective == "capacity":
         values = {"capacity": figure_of("capacity"), **values}
     elif objective == "latency":

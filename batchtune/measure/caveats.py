@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -27,9 +27,6 @@ Touches = Literal["latency", "throughput", "tokens", "server", "everything"]
 CLIENT_CODES: Final = frozenset(
     {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit", "worker_slow"}
 )
-CLIENT_UNTOLD: Final = frozenset({"client_throttled", "client_busy", "client_near_limit", "worker_slow"})
-"""Limits of the client that its send lag does not show in full."""
-
 HOST_CODES: Final = frozenset({"host_steal", "host_busy", "host_canary"})
 TOUCHES: Final[Mapping[str, Touches]] = {
     **dict.fromkeys(sorted(CLIENT_CODES | HOST_CODES), "everything"),
@@ -204,6 +201,12 @@ def client_activity(samples: Samples, window: Window) -> ClientActivity:
         longest_pause_s=max(pauses_s, default=0.0),
         paused_ratio=sum(pauses_s) / window.seconds / samples.client_cores if window.seconds else 0.0,
     )
+
+
+def has_short_client(caveats: Iterable[Coded]) -> bool:
+    """Whether one of a run's caveats is a limit of the client that its send lag does not show in full."""
+    untold = ("client_throttled", "client_busy", "client_near_limit", "worker_slow")
+    return any(noted.code in untold for noted in caveats)
 
 
 def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[str, Coded]:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from batchtune.load.samples import Samples, Status, Streams
 from batchtune.measure.caveats import (
     CLIENT_CODES,
-    CLIENT_UNTOLD,
     HOST_CODES,
     EndpointFigures,
     ServerSettings,
@@ -22,6 +21,7 @@ from batchtune.measure.caveats import (
     endpoint_caveats,
     endpoint_figures,
     error_counts,
+    has_short_client,
     own_lag_ns,
     worker_caveats,
 )
@@ -166,7 +166,7 @@ def judge(run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...]) -> tu
         return decision, reason
     if noise is not None:
         return "NOISY", coded("text", text=noise)
-    if decision == "FAIL" and not any(caveat.code in CLIENT_UNTOLD for caveat in distrust):
+    if decision == "FAIL" and not has_short_client(distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
             return "FAIL", coded("not_by_lag", counted=reason)

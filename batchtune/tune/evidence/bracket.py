@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from batchtune.measure.caveats import CLIENT_UNTOLD
+from batchtune.measure.caveats import has_short_client
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -381,8 +381,9 @@ def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[B
 def _is_client_limited(measured: Measurement) -> bool:
     """Whether the client was the limit of a load, so that a miss is not the server's: verdict INVALID, or NOISY where
     the client was short of CPU too."""
-    is_short = any(noted.code in CLIENT_UNTOLD for noted in measured.caveats)
-    return measured.verdict == "INVALID" or (measured.verdict == "NOISY" and is_short)
+    return measured.verdict == "INVALID" or (
+        measured.verdict == "NOISY" and has_short_client(measured.caveats)
+    )
 
 
 def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:

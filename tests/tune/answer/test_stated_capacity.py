@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batchtune.errors import InconclusiveError
+from batchtune.errors import BatchtuneError, InconclusiveError, MeasurementInvalidError
 from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
@@ -230,3 +230,15 @@ def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> Non
     older = {**plain["slo"], "goodput": 0.1}
     del older["goodput_ratio"]
     assert Recommendation.from_dict({**plain, "slo": older}) == answer
+
+
+def test_where_the_client_made_every_miss_nothing_is_said_of_the_server() -> None:
+    def by_client(trial: Trial) -> Trial:
+        assert trial.measurement is not None
+        return replace(trial, measurement=replace(trial.measurement, verdict="INVALID"))
+
+    missed = [at_rate(number, 1000.0 / number, 30.0) for number in (1, 2)]
+    with pytest.raises(MeasurementInvalidError, match="the client was the limit in every run that missed"):
+        recommend(list(map(by_client, missed)), scenario=SCENARIO)
+    with pytest.raises(BatchtuneError, match="no configuration of 1 measured meets"):
+        recommend([by_client(missed[0]), missed[1]], scenario=SCENARIO)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SERVER_LOG, write_original
-from batchtune.cli.session import beginning, fitted, reached, restore_hint
+from batchtune.cli.session import beginning, first_error, fitted, reached, restore_hint
 from batchtune.errors import BatchingParametersError, TargetError, UsageError
 from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet_of
 from batchtune.load.duet import run_duet
@@ -194,6 +194,8 @@ class Benches:
                 target.keep_original(keep)
             elif isinstance(target, CommandTarget):
                 target.attach(partial(write_original, self.folder))
+                if scenario.target.launch is None and (error := first_error(scenario, target)):
+                    raise error
             self._targets[key] = target
             self._launches += 1
             name = SERVER_LOG if self._launches == 1 else f"server-{self._launches}.log"

@@ -168,7 +168,7 @@ class MeasuringSession:
             TargetError: it does not start, or does not take the configuration.
         """
         launches = scenario.target.launch is not None
-        if not launches and (error := _first_error(scenario, target)):
+        if not launches and (error := first_error(scenario, target)):
             raise error
         target.apply(configuration)
         run = self.begin(scenario)
@@ -344,7 +344,7 @@ def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
         )
 
 
-def _first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> WrongAnswerError | None:
+def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> WrongAnswerError | None:
     """Send one request to a server of kind http with an API of its own; return what is wrong with its answer.
 
     None: nothing is, or there is no answer yet, which the trials show.
@@ -369,7 +369,7 @@ def _require_first_answer(scenario: Scenario, target: CommandTarget, another: Co
     Raises:
         WrongAnswerError: it does not; the message has the end of its log.
     """
-    error = _first_error(scenario, target)
+    error = first_error(scenario, target)
     if error is None:
         return
     time.sleep(DYING_S)  # many programs write why they failed after the answer
@@ -381,7 +381,7 @@ def _require_first_answer(scenario: Scenario, target: CommandTarget, another: Co
             target.apply(another)
         except (TargetError, BatchingParametersError):
             return
-        if _first_error(scenario, target) is None:
+        if first_error(scenario, target) is None:
             return
     raise WrongAnswerError(f"{error.message}; the server's last words:\n{log_tail}", hint=error.hint)
 

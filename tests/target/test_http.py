@@ -196,6 +196,24 @@ def test_a_wrong_app_ends_a_sweep_before_a_running_server_is_changed(
     assert not done.stdout
 
 
+def test_a_wrong_app_ends_a_comparison_before_a_running_server_is_changed(tmp_path: Path) -> None:
+    with served(tmp_path, SIZE="3", CHANGES="1") as (url, process):
+        document = attached(url).document() | {
+            "objective": "throughput",
+            "load": {"arrivals": "closed", "concurrency": 2},
+        }
+        del document["search"], document["slo"]
+        document["target"]["url"] = f"{url}/fails"
+        document["variants"] = {name: {"fixed": {"size": size}} for name, size in (("a", 1), ("b", 8))}
+        file = tmp_path / "s.yaml"
+        file.write_text(yaml.safe_dump(document))
+        done = answered("compare", file, "--results", tmp_path / "r", cwd=tmp_path)
+        assert process.running
+    assert done.returncode == 7, done.stderr
+    assert f"error: {url}/fails: HTTP 500" in done.stderr
+    assert "failed:" not in done.stderr
+
+
 def test_a_wrong_app_that_is_launched_ends_a_sweep_with_its_last_words(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     setting = {"env": {"size": "SIZE", "wait": "WAIT", "mode": "MODE", "level": "LEVEL"}}

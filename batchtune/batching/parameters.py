@@ -216,6 +216,16 @@ class Configuration:
             fields["words"] = [list(word) for word in self.words]
         return fields if self.dialect == "tfserving" else {**fields, "dialect": self.dialect}
 
+    def in_its_words(self) -> dict[str, Any]:
+        """Return `batching` and `flags` as `to_dict` does, under the names and in the units of a server of kind http:
+        for readers of --json, who do not know ours."""
+        fields = self.to_dict()
+        flags = {self.word(name): text for name, text in self.flags}
+        if self.batching is not None:
+            values = self.server_values()
+            fields["batching"] = {name: value for name, value in values.items() if name not in flags}
+        return {"batching": fields["batching"], "flags": flags}
+
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
         """Make a configuration from what `to_dict` returned.

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from batchtune.batching.parameters import Configuration
 from batchtune.batching.triton_words import WORDS
 from batchtune.measure.caveats import Touches, touches
 from batchtune.measure.quantiles import Estimate
@@ -93,8 +94,10 @@ def _shown(name: str, value: Any) -> str:
 
 def worded(document: Any) -> Any:
     """Return a JSON document with every finding in it replaced by its text, a caveat by `{code, text,
-    advice}`."""
+    advice}`, and a configuration of kind http as `Configuration.in_its_words`."""
     if isinstance(document, dict):
+        if document.get("dialect") == "http" and "batching" in document:
+            return Configuration.from_dict(document).in_its_words()
         if document.keys() == {"code", "figures"}:
             finding = Coded(document["code"], document["figures"])
             text = text_of(finding)

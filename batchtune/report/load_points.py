@@ -96,8 +96,9 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
     """Return load points for --json: `{"points": […], "best": {number, why}}`; `best` is null where no point
     counts. Of several models `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`.
 
-    Each point is a trial as in trials.jsonl with two keys more: `bottleneck`, `{kind, text, advice,
-    evidence}` or null, and `spoilt_by`, "client" or "host" where the figures are not the server's, else null.
+    Each point is a trial as in trials.jsonl, its configuration as in `worded`, with two keys more: `bottleneck`,
+    `{kind, text, advice, evidence}` or null, and `spoilt_by`, "client" or "host" where the figures are not the
+    server's, else null.
     `scenario` gives CPUs and flags of the server, which the bottleneck depends on.
     """
     if scenario is not None and scenario.target.models:

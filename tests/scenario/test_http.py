@@ -12,6 +12,7 @@ import yaml
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ScenarioError, UsageError
+from batchtune.report.findings import worded
 from batchtune.report.words import parameters_of
 from batchtune.scenario.examples import server_names, server_scenario
 from batchtune.scenario.payloads import RequestSet, build_requests
@@ -60,7 +61,12 @@ def test_parameters_are_written_and_shown_in_the_servers_own_words() -> None:
     assert best.label() == "rows=8 wait=2.5 workers=2 mode=fast"
     assert dict(parameters_of(best))["wait"] == "2.5"
     assert best.server_values() == {"rows": 8, "wait": 2.5, "workers": 2, "mode": "fast"}
-    assert Configuration.from_dict(json.loads(json.dumps(best.to_dict()))) == best
+    kept = json.loads(json.dumps(best.to_dict()))
+    assert Configuration.from_dict(kept) == best
+    told = {"batching": {"rows": 8, "wait": 2.5, "workers": 2}, "flags": {"mode": "fast"}}
+    assert worded({"best": [{"configuration": kept}]}) == {"best": [{"configuration": told}]}
+    alone = asked.configuration({"enable_batching": False}).to_dict()
+    assert worded(alone) == {"batching": None, "flags": {"workers": "2", "mode": "fast"}}
 
 
 def test_no_batching_is_one_request_a_batch_with_as_many_workers() -> None:

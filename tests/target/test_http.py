@@ -690,7 +690,7 @@ def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothin
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(fixed))
     done = json.loads(batchtune("load", str(file), "--json", cwd=tmp_path).stdout)
-    batching = {"max_batch_size": 8, "batch_timeout_micros": 1000}
+    batching = {"size": 8, "wait": 0.001}
     assert done["points"][0]["configuration"]["batching"] == batching
 
     as_found = attached(running).document() | {"objective": "throughput", "load": fixed["load"]}
@@ -716,10 +716,7 @@ def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_
     file.write_text(yaml.safe_dump(asked))
     done = answered("compare", file, "--blocks", "2", "--json", cwd=tmp_path)
     assert done.returncode in (0, 5, 6), done.stderr  # 6: the host was not quiet
-    labels = {
-        variant["configuration"]["batching"]["max_batch_size"]
-        for variant in json.loads(done.stdout)["variants"]
-    }
+    labels = {variant["configuration"]["batching"]["size"] for variant in json.loads(done.stdout)["variants"]}
     assert labels == {2, 8}
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
 

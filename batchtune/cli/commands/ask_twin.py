@@ -441,7 +441,7 @@ def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]
         "points": [
             {
                 "label": point.configuration.label(),
-                "configuration": point.configuration.to_dict(),
+                "configuration": worded(point.configuration.to_dict()),
                 "traffic": point.traffic.to_dict(),
                 **worded(point.prediction.to_dict()),
                 "measured": to_plain(point.measured),
@@ -540,7 +540,7 @@ def run_plan(
         document = {
             "run": str(calibrated.run.path),
             "label": configurations[0].label(),
-            "configuration": configurations[0].to_dict(),
+            "configuration": worded(configurations[0].to_dict()),
             "twin": twin_document(calibrated),
             **worded(plan.to_dict()),
         }

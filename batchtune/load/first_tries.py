@@ -81,7 +81,7 @@ def first_tries(
             hint=meaning_of(fault)
             or (
                 "export the model with an open batch dimension: no server can batch it as it is now (`batchtune load "
-                "MODEL --no-batching` measures it so)"
+                f"MODEL --rows {request.rows} --no-batching` measures it)"
             ),
         )
     return FirstTries(

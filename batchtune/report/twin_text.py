@@ -103,7 +103,7 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
     spread = "" if replicas.low == replicas.high else f" ({replicas.low:,.0f} to {replicas.high:,.0f})"
     lines = [
         (
-            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough by 95 % of the simulator's "
+            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough in 95 % of the simulator's "
             f"fits to the trials{spread}. Its own error (see Accuracy) is not included."
         ),
         f"Configuration of each replica: {configuration.label()}.",

@@ -73,6 +73,13 @@ def test_a_fixed_batch_dimension_is_told_unless_nothing_is_batched(tmp_path: Pat
     assert tried(model, RequestSpec(), batched=False).larger_s is None
 
 
+def test_the_hint_for_a_fixed_batch_of_four_measures_requests_of_four_rows(tmp_path: Path) -> None:
+    model = product(tmp_path / "net.onnx", rows=4)
+    with pytest.raises(TargetError, match="one of 8 is not") as raised:
+        tried(model, RequestSpec(rows=4))
+    assert "`batchtune load MODEL --rows 4 --no-batching`" in raised.value.hint
+
+
 def test_an_output_without_the_rows_of_its_input_is_told_as_no_server_can_deal_it_out(tmp_path: Path) -> None:
     rows_lost = {"x": (TensorProto.FLOAT, ["batch", 4])}
     model = write_graph(tmp_path / "net.onnx", ("ReduceSum", ["x"]), rows_lost)

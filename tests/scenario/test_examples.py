@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario import examples
 from batchtune.scenario.examples import Example, example_names, read_example
 from batchtune.scenario.reader import parse_scenario, read_scenario
+from tests.cli.in_process import answered
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,3 +119,46 @@ def test_whole_scenarios_in_the_manual_are_read() -> None:
     ]
     asked = [parse_scenario(block).request.openai for block in whole]
     assert [one.model for one in asked if one is not None] == ["my-model"]
+
+
+MANUAL = (ROOT / "scenarios" / "README.md").read_text()
+REST = {
+    "name": "rest",
+    "target": {"kind": "tfserving", "model": "imdb_transformer"},
+    "load": {"arrivals": "poisson"},
+    "slo": {"p95": "50ms"},
+    "objective": "capacity",
+    "search": {"space": {"max_batch_size": [1, 8]}},
+}
+"""What a block of the manual that is part of a scenario leaves out."""
+
+
+@pytest.mark.parametrize("block", re.findall(r"^```yaml\n(.*?)^```", MANUAL, re.DOTALL | re.MULTILINE))
+def test_each_block_of_the_manual_is_a_scenario_or_a_part_of_one(block: str, tmp_path: Path) -> None:
+    keys = yaml.safe_load(block)
+    rest = {} if "name" in keys else REST
+    if rest and "openai" in keys.get("request", {}):
+        rest = {**REST, "target": {"kind": "external", "model": "m", "rest_url": "http://127.0.0.1:8000"}}
+    (tmp_path / "tokenizer.json").write_text("{}")
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump({**rest, **keys}, sort_keys=False))
+    read_scenario(path)
+    misspelt = {**rest, **keys, "slow": keys.get("slo", {})}
+    path.write_text(yaml.safe_dump(misspelt, sort_keys=False))
+    with pytest.raises(ScenarioError, match="slow"):
+        read_scenario(path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted(
+        set(re.findall(r"`batchtune ([a-z][^`…]*)`|^batchtune (\w+ scenarios/[^#\n]*)", MANUAL, re.MULTILINE))
+    ),
+)
+def test_each_command_of_the_manual_is_one_that_batchtune_takes(
+    command: tuple[str, str], tmp_path: Path
+) -> None:
+    """With --help at its end a command is parsed, and runs nothing: an option that does not exist ends it with 2."""
+    words = shlex.split("".join(command))
+    assert answered(*words, "--help", cwd=tmp_path).returncode == 0
+    assert answered(*words, "--no-such-option", "--help", cwd=tmp_path).returncode == 2

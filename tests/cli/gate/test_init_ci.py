@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 from batchtune.cli.commands.init_model import run_init_ci
 from batchtune.errors import UsageError
 from batchtune.report.ci_files import JOB_FILES, job_text
+from tests.cli.in_process import answered
 
 LOAD = "load: {arrivals: closed, concurrency: 1}\nobjective: throughput\nname: n\n"
 
@@ -258,3 +260,20 @@ def test_the_job_is_valid_by_its_runners_own_schema(here, host, schema):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", "job.yml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("system", ["github", "gitlab"])
+def test_each_command_of_a_job_is_one_that_this_batchtune_takes(here, system):
+    """With --help at its end a command is parsed, and runs nothing: an option that does not exist ends it with 2."""
+    run_init_ci(system, "scenarios/a b.yaml", output=Path("job.yml"))
+    lines = Path("job.yml").read_text().replace("\\\n", " ").splitlines()
+    commands = [
+        line.split("batchtune check", 1)[1]
+        for line in lines
+        if line.lstrip("- ").startswith("batchtune check")
+    ]
+    assert len(commands) == 2
+    for command in commands:
+        words = shlex.split(command.split("||")[0])
+        assert answered("check", *words, "--help", cwd=here).returncode == 0, command
+        assert answered("check", *words, "--no-such-option", "--help", cwd=here).returncode == 2

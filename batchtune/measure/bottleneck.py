@@ -270,12 +270,7 @@ class Facts:
     @property
     def device_used_ratio(self) -> float | None:
         """Share of the time in which the GPU is busy, by its own counters (NVML); None without a GPU."""
-        utilisation = self.settings.device_utilisation
-        return (
-            utilisation
-            if utilisation is not None or self.run.server is None
-            else self.run.server.gpu_busy_ratio
-        )
+        return None if self.run.server is None else self.run.server.gpu_busy_ratio
 
     @property
     def device_room(self) -> float | None:

@@ -94,8 +94,6 @@ class ServerSettings:
     request_threads: int | None = None
     # How many CPU cores the server may use; None: not known.
     server_cores: float | None = None
-    # Share of the time in which the GPU is busy, by its own counters (NVML), 0 to 1; None: not known.
-    device_utilisation: float | None = None
     protocol: Protocol | None = None
     # False: the server reports none of its parameters; size, timeout and threads above mean nothing then.
     known: bool = True

@@ -217,8 +217,8 @@ def test_busy_threads_on_a_busy_machine_are_the_device() -> None:
 def test_busy_threads_on_an_idle_machine_are_too_few() -> None:
     idle = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=4.0)
     assert named(idle) == "batch_threads"
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.4) == "batch_threads"
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0), device_utilisation=0.97) == "device"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.4)) == "batch_threads"
+    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.97)) == "device"
 
 
 def test_an_emulated_device_has_room_only_where_it_says_so() -> None:

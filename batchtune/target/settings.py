@@ -132,7 +132,6 @@ class Settings:
         """
         self._look()
         self._require_restorable()
-        self._require_places()
         return self.kept()
 
     def kept(self) -> dict[str, Any]:
@@ -243,7 +242,6 @@ class Settings:
         if self._spec.request is None:
             return
         self._look()
-        self._require_places()
         now = self._read()
         if self._attached and not self._is_known(now):
             before, self._document = self.words(), now
@@ -323,6 +321,7 @@ class Settings:
             return
         if self._spec.request is not None and self._spec.request.read is not None:
             self._document = self._read()
+            self._require_places()
 
     def _look_at_file(self) -> None:
         if self._spec.file is not None and not (self._changed or self._is_written):

@@ -68,7 +68,10 @@ All rows of one `load` were measured at once, at `factor` times the stated rates
 """
 
 HIGHER_IS_BETTER: Final = frozenset(
-    ("throughput_rps", "throughput_rows_per_s", "goodput_rps", "mean_batch_rows", "feasible", "requests")
+    (
+        *("throughput_rps", "throughput_rows_per_s", "goodput_rps", "output_tokens_per_s", "mean_batch_rows"),
+        *("feasible", "requests"),
+    )
 )
 """Columns in which a higher value is the better one."""
 
@@ -77,7 +80,7 @@ def trial_table(trials: Sequence[Trial]) -> Table:
     """Make a table of the trials, in their order, with TRIAL_COLUMNS: a row for each trial.
 
     With several models a row for each model of each trial, and COMPANY_COLUMNS too; of streams first tokens
-    (`ttft_p50_ms` …) and gaps (`itl_p50_ms` …) come before `p50_ms`.
+    (`ttft_p50_ms` …), gaps (`itl_p50_ms` …) and counts of tokens come before `p50_ms`.
     """
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))
@@ -86,7 +89,8 @@ def trial_table(trials: Sequence[Trial]) -> Table:
         at = columns.index("configuration")
         columns[at:at] = COMPANY_COLUMNS
     at = columns.index("p50_ms")
-    columns[at:at] = dict.fromkeys(name for row in rows for name in row if name.startswith(("ttft_", "itl_")))
+    streamed = ("ttft_", "itl_", "prompt_tokens_", "output_tokens_")
+    columns[at:at] = dict.fromkeys(name for row in rows for name in row if name.startswith(streamed))
     return {name: [_value(row.get(name)) for row in rows] for name in columns}
 
 
@@ -198,7 +202,10 @@ def figures_of_run(measured: Measurement) -> dict[str, Any]:
         row |= _bounded(name, getattr(measured, name), 1.0)
     for name, estimate in {**dict.fromkeys(QUANTILES, UNDEFINED), **measured.latency_s}.items():
         row |= _bounded(f"{name}_ms", estimate, 1e3)
-    server = measured.server
+    server, tokens = measured.server, measured.tokens
+    if tokens is not None:
+        row |= _bounded("output_tokens_per_s", tokens.output_per_s, 1.0)
+        row |= {"prompt_tokens_mean": tokens.prompt_mean, "output_tokens_mean": tokens.output_mean}
     return row | {
         "latency_mean_ms": measured.latency_mean_s * 1e3,
         "goodput_rps": measured.goodput_rps,

@@ -74,8 +74,9 @@ def init(
 
     Launches the model and sends a few requests: what its signature leaves open is guessed, tried and reported.
     """
+    slo = [override for override in wanted.overrides if override.startswith("slo.")]
     idle: dict[str, object] = {
-        "--slo-…": [override for override in wanted.overrides if override.startswith("slo.")],
+        "--slo-…": slo,
         "--rest, --rows, --shape and --range": wanted.overrides,
         "--rate": wanted.rate,
         "--concurrency": wanted.concurrency,
@@ -91,10 +92,12 @@ def init(
 
         return run_init_ci(ci, name, output=write)
     if server is not None:
+        others = [override for override in wanted.overrides if override not in slo]
+        idle |= {"--slo-…": None, "--rest, --rows, --shape and --range": others}
         _refuse_idle({"--example": example, **idle}, "--server", hint="write it into the scenario")
         from batchtune.cli.commands.init_model import run_init_server
 
-        return run_init_server(server, name, write=write)
+        return run_init_server(server, name, write=write, overrides=slo)
     if name is None or example:
         idle |= {"--write": write if name is None else None}
         hint = (

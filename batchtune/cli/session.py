@@ -39,6 +39,7 @@ from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet
 from batchtune.provenance import collect, comparable
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import View, sweep_view
+from batchtune.scenario.prompts import check_prompts
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget
@@ -102,8 +103,11 @@ class MeasuringSession:
 
         Raises:
             ArchiveError: the folder cannot be made, or another process measures for this run.
+            ScenarioError: a file of prompts cannot be read.
         """
         self.scenario = scenario
+        if self.run is None:
+            check_prompts(scenario.request)
         if self.results is None or self._begun:
             return self.run
         self.run = self.run or create_run(

@@ -9,21 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.errors import TargetError, WrongAnswerError
+from batchtune.errors import TargetError, UsageError, WrongAnswerError
 from batchtune.load.clients.client import content_headers, grpc_path, http_path
 from batchtune.load.samples import Recorder, Status, error_within
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import build_prompts
+from batchtune.scenario.spec.target import name_in
 from batchtune.scenario.spec.workload import Protocol, RequestSpec
-from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words
+from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words, listed_models
 from batchtune.wire.kserve_infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response
@@ -119,18 +119,51 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
     return replace(requests, expected=tuple(expected))
 
 
+def prompts_to(
+    endpoint: Endpoint, request: RequestSpec, *, seed: int = 1, distinct: int | None = None
+) -> RequestSet:
+    """Encode the prompts of a scenario as `build_prompts` does, to the model that it names, else the one that the
+    server lists.
+
+    Raises:
+        UsageError: it names none, and the server lists none or several; or as `build_prompts`.
+    """
+    name = endpoint.model_name
+    if (
+        endpoint.path
+        and name == name_in(endpoint.path)
+        and (request.openai is None or request.openai.model is None)
+    ):
+        name = _only_listed(endpoint, request.headers)
+    return build_prompts(request, model_name=name, seed=seed, distinct=distinct)
+
+
+def _only_listed(endpoint: Endpoint, headers: Mapping[str, str]) -> str:
+    """Return the name of the one model that a server of OpenAI's API serves.
+
+    Raises:
+        UsageError: it lists none or several.
+    """
+    names = sorted(listed_models(endpoint, headers))
+    if len(names) == 1:
+        return names[0]
+    there = f"lists {', '.join(names)}" if names else "lists none"
+    raise UsageError(
+        "request.openai.model: missing: which model of that server?",
+        hint=f"set it to a name that the server knows; {endpoint.rest_url}/v1/models {there}",
+    )
+
+
 def ask_once(endpoint: Endpoint, request: RequestSpec) -> None:
     """Send one request of a scenario of protocol http or openai, as `require_answer` does.
 
     Raises:
         WrongAnswerError, TargetError: as `require_answer`.
     """
-    build = (
-        partial(build_requests, request, {})
-        if request.protocol == "http"
-        else partial(build_prompts, request)
-    )
-    requests = build(model_name=endpoint.model_name, distinct=1)
+    if request.protocol == "http":
+        requests = build_requests(request, {}, model_name=endpoint.model_name, distinct=1)
+    else:
+        requests = prompts_to(endpoint, request, distinct=1)
     is_json = request.protocol == "http" and request.answers.check != "status"
     require_answer(endpoint, requests, is_json=is_json)
 

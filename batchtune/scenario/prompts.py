@@ -72,6 +72,17 @@ def build_prompts(
     )
 
 
+def check_prompts(request: RequestSpec) -> None:
+    """Check the files of prompts, before anything is measured.
+
+    Raises:
+        ScenarioError: one cannot be read.
+    """
+    for kind in request.kinds() if request.protocol == "openai" else ():
+        if isinstance(kind.inputs, FileInputs):
+            list(_from_file(Path(kind.inputs.file)))
+
+
 def _asked(request: RequestSpec) -> OpenAiSpec:
     return request.openai or OpenAiSpec()
 
@@ -167,10 +178,13 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         yield from ((text, None) for text in texts)
         return
     for number, _, document in json_lines(path):
-        content = document.get("messages", document.get("prompt")) if isinstance(document, dict) else None
-        if not content or not isinstance(content, str | list):
+        given = document if isinstance(document, dict) else {}
+        text, messages = given.get("prompt"), given.get("messages")
+        is_chat = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+        content = messages if is_chat else None if messages else text
+        if not content or (content is text and not isinstance(text, str)):
             raise ScenarioError(f'{path}:{number}: expected {{"prompt": "…"}} or {{"messages": […]}}')
-        most = document.get("max_tokens")
+        most = given.get("max_tokens")
         if most is not None and (not isinstance(most, int) or most < 1):
             raise ScenarioError(f"{path}:{number}: expected max_tokens above 0; was {most!r}")
         yield content, most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Protocol
@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import UsageError
-from batchtune.load.answers import require_answer, with_lone_answers
+from batchtune.load.answers import prompts_to, require_answer, with_lone_answers
 from batchtune.load.cluster.cluster_fleet import AnyFleet, WorkerLostError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
@@ -23,10 +22,9 @@ from batchtune.measure.slo import Window, between_answers, primary_limit, whole_
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from batchtune.scenario.payloads import RequestSet, assign, build_requests
-from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.system import schedulable_cpus
-from batchtune.target.endpoint import Endpoint, listed_models, replicas_of
+from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, activity
 from batchtune.wire.signature import Signature
 
@@ -334,9 +332,7 @@ class Loader:
             return self._requests
         request, model_name = self._scenario.request, self._target.endpoint.model_name
         if request.protocol == "openai":
-            if self._scenario.target.is_unnamed and (request.openai is None or request.openai.model is None):
-                model_name = _only_listed(self._target.endpoint, request.headers)
-            self._requests = build_prompts(request, model_name=model_name, seed=self._scenario.load.seed)
+            self._requests = prompts_to(self._target.endpoint, request, seed=self._scenario.load.seed)
             if self._scenario.target.kind == "http":
                 require_answer(self._target.endpoint, self._requests, is_json=False)
             return self._requests
@@ -387,22 +383,6 @@ class Loader:
                 return
             longest_s = max(longest_s, _longest_batch_s(moved))
             before = after
-
-
-def _only_listed(endpoint: Endpoint, headers: Mapping[str, str]) -> str:
-    """Return the name of the one model that a server of OpenAI's API serves.
-
-    Raises:
-        UsageError: it lists none or several.
-    """
-    names = sorted(listed_models(endpoint, headers))
-    if len(names) == 1:
-        return names[0]
-    there = f"lists {', '.join(names)}" if names else "lists none"
-    raise UsageError(
-        "request.openai.model: missing: which model of that server?",
-        hint=f"set it to a name that the server knows; {endpoint.rest_url}/v1/models {there}",
-    )
 
 
 def _longest_batch_s(moved: ServerActivity) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import sys
 from contextlib import redirect_stdout
@@ -23,6 +24,8 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.app import app
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.measure.measurement import TokenFigures
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.run_tables import print_trials, short_label
 from batchtune.scenario.reader import format_scenario
 from batchtune.tune.answer.recommend import recommend
@@ -185,6 +188,15 @@ def test_of_streams_first_tokens_and_gaps_stand_before_whole_answers():
     assert not [name for name in other if name.startswith(("ttft", "itl"))]
     mixed = trial_table([*streamed_ledger(), planted(7, throughput=1, p95_s=1, failure="out of memory")])
     assert mixed["ttft_p95_ms"][-1] is None
+
+
+def test_of_streams_with_token_counts_these_are_columns():
+    (trial, *_) = streamed_ledger()
+    rate = Estimate(value=300.0, low=290.0, high=310.0)
+    tokens = TokenFigures(output_per_s=rate, prompt_mean=90.0, output_mean=math.nan, untold_ratio=0.0)
+    table = trial_table([replace(trial, measurement=replace(trial.measurement, tokens=tokens))])
+    assert (table["output_tokens_per_s"], table["output_tokens_per_s_low"]) == ([300.0], [290.0])
+    assert (table["prompt_tokens_mean"], table["output_tokens_mean"]) == ([90.0], [None])
 
 
 def test_every_format_has_every_trial(run, tmp_path):

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from batchtune.cli.arguments.load_request import LoadRequest, question_of
-from batchtune.cli.commands.init_model import run_init_model
+from batchtune.cli.commands.init_model import run_init_model, run_init_server
 from batchtune.cli.commands.model_scenario import subject_of_load, subject_of_sweep
-from batchtune.errors import UsageError
+from batchtune.cli.commands.run_load import run_load
+from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target.command import CommandTarget
@@ -71,6 +72,18 @@ def test_init_writes_a_whole_scenario(url: str, tmp_path: Path, capsys: pytest.C
     assert f"next: batchtune load {file}" in capsys.readouterr().err
 
 
+def test_the_limits_of_the_command_line_are_written(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = LoadRequest(overrides=["slo.ttft_p95=70ms"])
+    assert run_init_model(url, wanted, write=None, check=False, quiet=True) == 0
+    assert parse_scenario(capsys.readouterr().out).slo.ttft_p95_s == 0.07
+    assert run_init_server("vllm", "org/tiny", write=None, overrides=wanted.overrides) == 0
+    written = capsys.readouterr().out
+    assert written.startswith("# vLLM: ")
+    assert parse_scenario(written).slo.limits() == {"ttft_p95": 0.07, "itl_p99": 0.05}
+
+
 def test_a_sweep_names_what_it_needs(url: str) -> None:
     with pytest.raises(UsageError, match="parameters") as raised:
         subject_of_sweep(url.removeprefix("http://"), LoadRequest(), quiet=True)
@@ -116,6 +129,18 @@ def asked_model(address: str, **openai: str) -> str:
     load = LoadRun(arrivals=ClosedLoop(concurrency=1, duration_s=1.0), warm_up_s=0.0)
     job = Loader(scenario, cast("Any", target), cast("Any", None)).job(load)
     return str(json.loads(job.requests.bodies[0])["model"])
+
+
+@pytest.mark.parametrize("line", ['{"messages": "hello"}', '{"promt": "typo"}', '{"prompt": 3}', "[]"])
+def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path, line: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(f'{{"prompt": "ok"}}\n{line}\n')
+    file = tmp_path / "own.yaml"
+    file.write_text(UNNAMED.format(url=url).replace("openai,", "openai, inputs: {file: bad.jsonl},"))
+    with pytest.raises(ScenarioError, match=r"bad\.jsonl:2: expected"):
+        run_load(
+            LoadRequest(scenario=file), results=tmp_path / "results", output="table", gates=(), quiet=True
+        )
+    assert not (tmp_path / "results").exists()
 
 
 def test_without_a_name_the_only_model_that_is_served_is_asked(url: str) -> None:

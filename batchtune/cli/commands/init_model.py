@@ -6,10 +6,12 @@ import math
 import os.path
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 from batchtune.check.gate import gates_of
 from batchtune.cli.arguments.load_request import refuse_range
@@ -30,7 +32,7 @@ from batchtune.load.first_tries import FirstTries
 from batchtune.report.ci_files import JOB_FILES, Host, job_text
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import example_names, read_example, server_scenario
-from batchtune.scenario.reader import read_arms, read_scenario, section_of, unchecked_scenario
+from batchtune.scenario.reader import ScenarioText, read_arms, read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import commented
 from batchtune.system import absolute
@@ -63,18 +65,27 @@ def run_init(name: str | None, *, output: Path | None) -> int:
     return 0
 
 
-def run_init_server(server: str, app: str | None, *, write: Path | None) -> int:
+def run_init_server(
+    server: str, app: str | None, *, write: Path | None, overrides: Sequence[str] = ()
+) -> int:
     """Run `batchtune init APP --server NAME`: write a scenario for an app of a known server. Returns the exit
     code, 0.
 
-    `write`: the file; None or `-`: stdout.
+    `write`: the file; None or `-`: stdout. `overrides`: `KEY=VALUE` of the SLO.
 
     Raises:
         UsageError: no such server or app, or the file exists.
+        ScenarioError: an override that does not go with the rest.
     """
     if app is None:
         raise UsageError("--server: missing: the app", hint=f"batchtune init my_app.py:app --server {server}")
-    return _written(server_scenario(server, app), write)
+    text = server_scenario(server, app)
+    if overrides:
+        source = ScenarioText(text=text, source=f"--server {server}")
+        read_scenario(source, overrides=overrides)
+        document = unchecked_scenario(source, overrides=overrides)
+        text = commented(document, head=[text.splitlines()[0].removeprefix("# ")], comments={})
+    return _written(text, write)
 
 
 def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
@@ -148,6 +159,9 @@ def run_init_model(
         return _written(running, write)
     language_model = scenario_of_language_model(argument) if kind == "address" else None
     if language_model is not None:
+        source = ScenarioText(text=yaml.safe_dump(language_model, sort_keys=False), source=argument)
+        read_scenario(source, overrides=wanted.overrides)
+        language_model = unchecked_scenario(source, overrides=wanted.overrides)
         return _written(_language_model_text(language_model, argument, write), write, command="load")
     write = None if check or write == Path("-") else write
     if write is not None:

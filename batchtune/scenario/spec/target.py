@@ -157,7 +157,8 @@ Address = Annotated[
 ]
 
 
-def _name_in(url: str) -> str:
+def name_in(url: str) -> str:
+    """Return the name of a model of kind http that has none: the last part of its URL."""
     last = url.rstrip("/").rpartition("/")[2]
     return last if last.isidentifier() else "server"
 
@@ -386,7 +387,7 @@ class TargetSpec(Spec):
     @property
     def is_unnamed(self) -> bool:
         """Whether the model's name is only the last part of the URL of a server of kind http."""
-        return self.url is not None and self.model == _name_in(self.url)
+        return self.url is not None and self.model == name_in(self.url)
 
     @model_validator(mode="before")
     @classmethod
@@ -394,7 +395,7 @@ class TargetSpec(Spec):
         """Name the model of a server of kind http, where it has no name, by the last part of its URL."""
         if not isinstance(given, Mapping) or given.get("kind") != "http" or given.get("model") is not None:
             return given
-        return {**given, "model": _name_in(str(given.get("url")))}
+        return {**given, "model": name_in(str(given.get("url")))}
 
     @model_validator(mode="before")
     @classmethod

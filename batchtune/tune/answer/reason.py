@@ -24,7 +24,7 @@ from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.trial import Trial, commonest_error, explain_failure
+from batchtune.tune.trials.trial import Trial, commonest_error, explain_failure, has_only_errors
 from batchtune.units import counted, percentage, rounded
 
 
@@ -258,7 +258,11 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
     why = f"no configuration of {len(missed)} measured meets {wanted}; nearest: {label}, {missed_by}"
     if open_question := _open_question(trials, scenario=scenario, slo=slo):
         return InconclusiveError(f"{why}; {open_question}", hint="give the sweep more time")
-    return NoFeasibleConfigurationError(why, hint="relax the SLO, lower the load, or widen the search space")
+    hint = "relax the SLO, lower the load, or widen the search space"
+    nearest = {run.trial for _, run in missed}
+    if all(has_only_errors(trial) for trial in trials if trial.number in nearest):
+        hint = "the server fails these requests under any load and limit: its log says why"
+    return NoFeasibleConfigurationError(why, hint=hint)
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:

@@ -315,6 +315,8 @@ class Recommendation:
         plain = fields_to_plain(self)
         if "goodput" in plain["slo"]:
             plain["slo"]["goodput_ratio"] = complement(plain["slo"].pop("goodput"))
+        if self.capacity_rps is not None and math.isnan(self.capacity_rps.high):
+            plain["capacity_rps"]["high"] = None
         return {
             "schema_version": SCHEMA_VERSION,
             "label": self.configuration.label(),
@@ -336,7 +338,10 @@ class Recommendation:
         slo = dict(values["slo"])
         if "goodput_ratio" in slo:
             slo["goodput"] = complement(slo.pop("goodput_ratio"))
-        return from_plain(cls, {**values, "slo": slo})
+        capacity_rps = values.get("capacity_rps")
+        if capacity_rps and capacity_rps["high"] is None:
+            capacity_rps = {**capacity_rps, "high": "nan"}
+        return from_plain(cls, {**values, "slo": slo, "capacity_rps": capacity_rps})
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:

@@ -447,7 +447,7 @@ def explain_failure(trials: Sequence[Trial]) -> str:
     A complete trial counts as failed too when more than half of its requests failed and at least one by an
     error of the model or the server rather than by too much load.
     """
-    failed = [trial for trial in trials if trial.state == "failed" or _only_errors(trial)]
+    failed = [trial for trial in trials if trial.state == "failed" or has_only_errors(trial)]
     words = Counter(word for word in map(_words, failed) if word)
     if not words:
         return ""
@@ -471,7 +471,8 @@ def commonest_error(trial: Trial) -> str:
     return ""
 
 
-def _only_errors(trial: Trial) -> bool:
+def has_only_errors(trial: Trial) -> bool:
+    """Whether most requests of a trial failed, and by no overload: the server or its model fails them at any load."""
     measured = trial.measurement
     return measured is not None and measured.error_ratio > 0.5 and bool(_texts_of_model(trial))
 

@@ -242,3 +242,26 @@ def test_where_the_client_made_every_miss_nothing_is_said_of_the_server() -> Non
         recommend(list(map(by_client, missed)), scenario=SCENARIO)
     with pytest.raises(BatchtuneError, match="no configuration of 1 measured meets"):
         recommend([by_client(missed[0]), missed[1]], scenario=SCENARIO)
+
+
+def test_json_of_a_capacity_that_no_run_missed_has_no_upper_end() -> None:
+    trials = [at_rate(number, 1000.0, 12.0, source="confirm") for number in (1, 2, 3)]
+    answer = recommend(trials, scenario=SCENARIO)
+    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+    assert plain["capacity_rps"]["high"] is None
+    assert repr(Recommendation.from_dict(plain)) == repr(answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"), [("server_error", "its log says why"), ("queue_full", "relax the SLO")]
+)
+def test_where_the_server_fails_its_requests_no_other_slo_is_advised(kind: str, advice: str) -> None:
+    trials = []
+    for number, rate_rps in enumerate((1000.0, 500.0, 250.0), start=1):
+        trial = at_rate(number, rate_rps, 30.0, batching={**SMALL, "max_batch_size": 2**number})
+        assert trial.measurement is not None
+        failing = replace(trial.measurement, error_ratio=0.9, errors={kind: 900})
+        trials.append(replace(trial, measurement=failing, error_texts={kind: "HTTP 500: CUDA error"}))
+    with pytest.raises(BatchtuneError) as raised:
+        recommend(trials, scenario=SCENARIO)
+    assert advice in raised.value.hint

@@ -344,7 +344,11 @@ def gates_of(
                 f"{min(shared)}: with several models the server reports it for all together",
                 hint=f"use a gate that each model has: {', '.join(METRICS[:1] + METRICS[2:6])}",
             )
-        gates = [gate for gate in gates_of(margins, objective=objective) if gate.metric not in of_the_server]
+        gates = [
+            gate
+            for gate in gates_of(margins, objective=objective, streams=streams)
+            if gate.metric not in of_the_server
+        ]
         return tuple(replace(gate, model=model) for model in models for gate in gates)
     if not margins:
         return default_gates(objective, streams=streams)

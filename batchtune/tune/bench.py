@@ -127,7 +127,8 @@ class Bench:
         Raises:
             UsageError: the requests do not fit a model; with several models the message names it.
             MeasurementInvalidError: a load generator failed, or too few workers are left.
-            ServerGoneError: a running server has ended, or answers nothing any more.
+            ServerGoneError: a running server has ended and does not return, or answers nothing any more; the trial says
+                nothing of its configuration.
         """
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
         plans = self._plans(plan)
@@ -142,6 +143,7 @@ class Bench:
             raise
         except (TargetError, BatchingParametersError) as error:
             failure = error.message
+            self._await_return(plan)
         ended = Trial(
             number=plan.number,
             request=plan.request,
@@ -229,11 +231,13 @@ class Bench:
         configuration that it answered with before.
 
         Raises:
+            TargetError: it takes no connections.
             ServerGoneError: it does not, or does not take that configuration any more.
         """
-        target = self._scenario.target
-        if target.kind != "http" or target.launch is not None:
+        if not self._is_of_others:
             return
+        if not self._target.alive():
+            raise TargetError("the server ended under load")
         if not any(outcome.figures.samples.fell_silent for outcome in outcomes.values()):
             self._answered_with = plan.request.configuration
             return
@@ -255,6 +259,27 @@ class Bench:
         if not self._models[""].answers_one(limit_s):
             failure = f"no answer within {limit_s:.3g} s to a request sent alone after trial {plan.number}"
             raise ServerGoneError(f"{where}: {failure}", hint=hint)
+
+    def _await_return(self, plan: Plan) -> None:
+        """Wait for a running server of kind http that ended in a trial, by giving it the configuration that it answered
+        with before.
+
+        Raises:
+            ServerGoneError: it does not return.
+        """
+        if not self._is_of_others or self._target.alive():
+            return
+        try:
+            self._target.apply(self._answered_with or plan.request.configuration)
+        except ServerGoneError:
+            raise
+        except (TargetError, BatchingParametersError):
+            return  # the next trial shows it
+
+    @property
+    def _is_of_others(self) -> bool:
+        """Whether the server is of kind http and others start it."""
+        return self._scenario.target.kind == "http" and self._scenario.target.launch is None
 
     def _judged(self, trial: Trial, outcome: _Outcome | None, *, beside: bool) -> Trial:
         """Complete the trial of one model with its figures, judged by the SLO.

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from batchtune.archive.run import create_run, write_original
+from batchtune.archive.run import create_run, open_run, write_original
 from batchtune.cli.session import beginning, not_put_back, put_back, run_restore, session
 from batchtune.errors import ScenarioError, ServerGoneError, TargetError, UsageError, WrongAnswerError
 from batchtune.load.answers import require_answer
@@ -791,6 +791,29 @@ def test_a_running_server_that_returns_gets_its_parameters_again(tmp_path: Path)
             process.stop()
             target.apply(configuration)
             assert httpx.get(url).json()["app"]["size"] == 8
+
+
+def test_the_trial_under_whose_load_a_server_ended_is_run_again_when_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing of its configuration, unless the server returns by itself."""
+    monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
+    with served(tmp_path, SIZE="3", UNDER_LOAD="2") as (url, process):
+        file = tmp_path / "s.yaml"
+        file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
+        done = answered("sweep", file, "--budget", "20s", "--results", tmp_path / "r", cwd=tmp_path)
+        assert done.returncode == 7
+        assert not process.running
+        run = open_run(next((tmp_path / "r").glob("*/*")))
+        before = run.ledger()
+        assert before
+        assert all(trial.state == "complete" for trial in before)
+        process.launch([sys.executable, str(APP), url.rpartition(":")[2]])
+        wait_until_it_answers(process, url)
+        words = (run.path / "scenario.yaml", "--resume", run.path, "--results", tmp_path / "r")
+        done = answered("sweep", *words, cwd=tmp_path)
+        assert done.returncode in (0, 5), done.stderr
+    assert all(trial.state == "complete" for trial in run.ledger()[len(before) :])
 
 
 def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_deployment(

@@ -3,6 +3,7 @@
 Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. CHANGES in its environment: at
 the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change. MOST: the
 largest size that it takes. COLD: so many requests are answered by 503 first. LEAST: it fails with a smaller size.
+UNDER_LOAD: it ends at a request after so many changes of its parameters.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         global cold_left
         body = self._body()
         cold_left -= 1
+        if str(-changes_left) == os.environ.get("UNDER_LOAD"):
+            os._exit(0)
         if cold_left >= 0:
             self._answer(503, json.dumps({"detail": "warming up"}))
         elif parameters["app"]["size"] < int(os.environ.get("LEAST", "0")):

@@ -108,6 +108,7 @@ def load(
     *,
     wanted: LoadRequest,
     subject: SubjectArgument,
+    server: ServerOption = None,
     no_batching: Annotated[bool, flag("Launch the server without batching.", "--no-batching")] = False,
     rest_url: Annotated[
         str | None,
@@ -124,8 +125,8 @@ def load(
         list[str] | None,
         option(
             "FIGURE=LIMIT,…",
-            "Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (per request) at most; "
-            "e.g. throughput=500/s,cpu=200us.",
+            "Limits besides the SLO: throughput at least; p50, p95, p99, errors, cpu, gpu (per request), of streams "
+            "ttft_p95, itl_p99 and the like at most; e.g. throughput=500/s,cpu=200us.",
         ),
     ] = None,
     results: RootOption = Path("results"),
@@ -149,7 +150,7 @@ def load(
 
     wanted = replace(wanted, no_batching=no_batching, rest_url=rest_url, grpc_url=grpc_url)
     parse_limits(gate or [])  # a mistake is reported before a model is launched
-    wanted = subject_of_load(subject, wanted, quiet=quiet)
+    wanted = subject_of_load(subject, wanted, server=server, quiet=quiet)
     output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
     return run_load(
         wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or []

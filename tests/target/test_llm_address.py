@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from batchtune.cli.arguments.load_request import LoadRequest, question_of
+from batchtune.cli.arguments.load_request import LoadRequest, asked_configuration, question_of
 from batchtune.cli.commands.init_model import run_init_model, run_init_server
 from batchtune.cli.commands.model_scenario import subject_of_load, subject_of_sweep
 from batchtune.cli.commands.run_load import run_load
@@ -82,6 +82,14 @@ def test_the_limits_of_the_command_line_are_written(
     written = capsys.readouterr().out
     assert written.startswith("# vLLM: ")
     assert parse_scenario(written).slo.limits() == {"ttft_p95": 0.07, "itl_p99": 0.05}
+
+
+def test_a_load_launches_a_known_server_with_its_own_defaults() -> None:
+    wanted = LoadRequest(concurrency="4")
+    question = question_of(subject_of_load("org/tiny", wanted, server="vllm", quiet=True))
+    assert question.scenario.target.launch is not None
+    assert question.scenario.target.launch[:3] == ("vllm", "serve", "org/tiny")
+    assert asked_configuration(question, wanted).label() == "server defaults"
 
 
 def test_a_sweep_names_what_it_needs(url: str) -> None:

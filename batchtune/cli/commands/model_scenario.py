@@ -422,14 +422,21 @@ def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) ->
     return _with_file(_subject(argument, wanted, command="compare", quiet=quiet), searched=False)
 
 
-def subject_of_load(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
+def subject_of_load(
+    argument: str, wanted: LoadRequest, *, server: str | None = None, quiet: bool
+) -> LoadRequest:
     """Return the request with the scenario of a load test; an address as argument names the server that is
     loaded.
+
+    `server`: as in `subject_of_sweep`.
 
     Raises:
         UsageError: neither a scenario, nor a model, nor an address.
         TargetError: a model that does not serve, or a server that does not answer.
     """
+    if server is not None:
+        text = ScenarioText(text=server_scenario(server, argument), source=f"--server {server}")
+        return replace(wanted, scenario=text)
     kind = kind_of(argument)
     if kind == "scenario":
         return replace(wanted, scenario=scenario_source(argument))

@@ -458,8 +458,8 @@ def subject_of_load(
     language_model = scenario_of_language_model(argument)
     if language_model is not None:
         del language_model["slo"]  # a guess, and none was given
-        text = yaml.safe_dump(language_model, sort_keys=False)
-        return replace(wanted, scenario=ScenarioText(text=text, source=argument))
+        running = yaml.safe_dump(language_model, sort_keys=False)
+        return replace(wanted, scenario=ScenarioText(text=running, source=argument))
     address = answering_at(argument)
     looked = look(argument, of_scenario, command="load", address=address, batched=False, quiet=quiet)
     return replace(

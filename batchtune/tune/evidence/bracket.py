@@ -229,14 +229,13 @@ class Bracket:
 
     @cached_property
     def stated_rps(self) -> float:
-        """Rate that is stated as held, requests/s: `confirmed_rps`, or UNCONFIRMED times `held_rps` if that
-        is more.
+        """Rate that is stated as held, requests/s: `confirmed_rps`; while there is none, UNCONFIRMED times `held_rps`.
 
         The second stays at STEP_DOWN times the lowest rate whose confirmation runs failed, or below.
         """
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
-        return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
+        return self.confirmed_rps or min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps)
 
     @cached_property
     def stated_missed_rps(self) -> float:

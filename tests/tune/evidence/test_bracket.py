@@ -115,6 +115,11 @@ def test_fresh_runs_confirm_only_three_and_three_times_as_many_as_miss() -> None
     assert bracket(*fresh, *fresh, *missed).confirmed_rps == 100.0
 
 
+def test_a_lucky_run_above_takes_nothing_from_what_is_confirmed() -> None:
+    confirmed = [run(421, held=True, fresh=True)] * FRESH
+    assert bracket(*confirmed, run(479, held=True)).stated_rps == 421.0
+
+
 def test_what_only_the_search_held_is_stated_as_less() -> None:
     assert bracket(run(100, held=True)).stated_rps == pytest.approx(UNCONFIRMED * 100.0)
 

@@ -115,11 +115,12 @@ def judged(server: str, folder: Path, options: argparse.Namespace) -> dict[str, 
     """A row of results: the shares, and what every configuration held."""
     started_s = time.monotonic()
     answer = swept(server, folder, options)
-    chosen, stated = Configuration.from_dict(answer["configuration"]), answer["capacity"]["held_rps"]
+    run = open_run(folder / answer["run"])
+    chosen, stated = run.recommendation().configuration, answer["capacity"]["held_rps"]
     print(
         f"{server}: {chosen.label()}, {stated:.0f}/s stated, {time.monotonic() - started_s:.0f} s", flush=True
     )
-    scenario = open_run(folder / answer["run"]).scenario()
+    scenario = run.scenario()
     named = {chosen.label(): chosen}
     if can_be_off(scenario.target):
         named["no batching"] = scenario.configuration({"enable_batching": False})

@@ -92,11 +92,11 @@ def _shown(name: str, value: Any) -> str:
     return rounded(value) if isinstance(value, float) else str(value)
 
 
-def worded(document: Any) -> Any:
+def worded(document: Any, *, read_again: bool = False) -> Any:
     """Return a JSON document with every finding in it replaced by its text, a caveat by `{code, text,
-    advice}`, and a configuration of kind http as `Configuration.in_its_words`."""
+    advice}`, and a configuration of kind http as `Configuration.in_its_words`; not so if it is `read_again`."""
     if isinstance(document, dict):
-        if document.get("dialect") == "http" and "batching" in document:
+        if document.get("dialect") == "http" and "batching" in document and not read_again:
             return Configuration.from_dict(document).in_its_words()
         if document.keys() == {"code", "figures"}:
             finding = Coded(document["code"], document["figures"])
@@ -104,8 +104,10 @@ def worded(document: Any) -> Any:
             if "advice" not in finding.figures and finding.code not in labels("advice"):
                 return text
             return {"code": finding.code, "text": text, "advice": advice_of(finding)}
-        return {name: worded(value) for name, value in document.items()}
-    return [worded(value) for value in document] if isinstance(document, list) else document
+        return {name: worded(value, read_again=read_again) for name, value in document.items()}
+    if isinstance(document, list):
+        return [worded(value, read_again=read_again) for value in document]
+    return document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

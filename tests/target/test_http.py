@@ -814,6 +814,8 @@ def test_the_trial_under_whose_load_a_server_ended_is_run_again_when_the_sweep_g
         done = answered("sweep", *words, cwd=tmp_path)
         assert done.returncode in (0, 5), done.stderr
     assert all(trial.state == "complete" for trial in run.ledger()[len(before) :])
+    assert run.recommendation().configuration.words
+    assert answered("runs", "--results", tmp_path / "r", cwd=tmp_path).returncode == 0
 
 
 def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_deployment(

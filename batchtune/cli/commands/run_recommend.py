@@ -294,7 +294,7 @@ def _keep(run: Run, chosen: Recommendation) -> None:
     """Save the recommendation in the run; where that fails, as in somebody else's run, print a note: the
     answer holds."""
     try:
-        run.write_recommendation(chosen, worded(chosen.to_dict()))
+        run.write_recommendation(chosen, worded(chosen.to_dict(), read_again=True))
     except ArchiveError as error:
         print(f"note: {error.message}; --write FILE keeps the parameters elsewhere", file=sys.stderr)
 

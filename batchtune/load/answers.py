@@ -233,7 +233,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
         )
     if not requests.ok.path and (failure := error_within(bytes(read))):
         hint = (
-            "set request.ok.path to a place that only a right answer has: without it every such answer counts"
+            "the app's log says why; where this is a right answer, set request.ok.path to a place that it has"
         )
         raise WrongAnswerError(f"{url}: {failure}", hint=hint)
 

@@ -322,6 +322,29 @@ def test_sampled_answers_are_compared_with_what_is_expected() -> None:
     assert samples.error_texts["WRONG_ANSWER"] == "output 'y' differs from the expected values"
 
 
+def answered_with(bodies: list[bytes], *, check_every: int = 100) -> Samples:
+    """One request of protocol http for each body, by one user; the answers have a status of success."""
+
+    async def script(number: int, transport: asyncio.Transport) -> None:
+        transport.write(http_answer(bodies[number]))
+
+    requests = requests_for("http", bodies=(BODY,), path="/score")
+    with ScriptedHttp(script) as server:
+        job = a_job("rest", server.port, closed(1, len(bodies)), requests=requests, check_every=check_every)
+        return run_here(job)
+
+
+def test_an_error_with_a_status_of_success_is_no_good_answer_under_load() -> None:
+    """Unless it is null, lies deeper, or answers are judged by their status alone."""
+    shed = b'{"error": "overloaded"}'
+    good = [b'{"score": 1}', b'{"error": null, "score": 1}', b'{"scores": [{"error": "none"}]}', b'"error"']
+    samples = answered_with([*good, shed, shed])
+    assert samples.errors() == {"WRONG_ANSWER": 2}
+    said = 'an error with a status of success: {"error": "overloaded"}'
+    assert samples.error_texts["WRONG_ANSWER"] == said
+    assert answered_with([shed, shed], check_every=0).errors() == {}
+
+
 def test_a_good_status_with_an_undecodable_body_is_malformed_when_checked() -> None:
     async def nonsense(_number: int, transport: asyncio.Transport) -> None:
         transport.write(http_answer(b"<html>"))

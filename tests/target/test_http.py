@@ -275,6 +275,7 @@ def test_an_error_with_a_status_of_success_is_told_with_how_to_tell_it_from_an_a
         with pytest.raises(WrongAnswerError, match=said) as told:
             require_answer(target.endpoint, build_requests(asked.request, {}, model_name="x"), is_json=True)
         assert "request.ok.path" in told.value.hint
+        assert "counts" not in told.value.hint
         require_answer(target.endpoint, build_requests(request, {}, model_name="x"), is_json=True)
 
 

@@ -63,7 +63,7 @@ def make_client(
         source,
         connections_max=in_flight_max,
         timeout_s=timeout_s,
-        ok=requests.ok,
+        ok=requests.ok if requests.protocol == "http" else None,
         streams=StreamReader(recorder.columns) if requests.protocol == "openai" else None,
     )
 

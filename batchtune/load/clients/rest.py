@@ -31,7 +31,11 @@ _monotonic_ns = time.monotonic_ns
 
 
 class RestClient:
-    """Sends `requests[i % len(requests)]` for request i; `source` says which i comes next on a free connection."""
+    """Sends `requests[i % len(requests)]` for request i; `source` says which i comes next on a free connection.
+
+    `ok`: which answers of protocol http are good; without `ok.path`, JSON with an `error` at its top is not, unless the
+    recorder checks no answers. None, for other protocols: those of status 200.
+    """
 
     def __init__(
         self,
@@ -42,19 +46,20 @@ class RestClient:
         *,
         connections_max: int,
         timeout_s: float,
-        ok: OkSpec,
+        ok: OkSpec | None = None,
         streams: StreamReader | None = None,
     ) -> None:
         columns = recorder.columns
         self._streams = streams
         self._sent, self._first_byte = columns.sent, columns.first_byte
         self._done, self._outcome = columns.done, columns.outcome
-        self._ok_status = frozenset(ok.status)
-        self._ok_path = ok.path
+        self._ok_status = frozenset(ok.status if ok else (200,))
+        self._ok_path = ok.path if ok else ""
         self._requests = requests
         self._period = len(requests)
         self._recorder = recorder
-        self._check_every = 1 if ok.path else recorder.check_every or sys.maxsize
+        self._looks = ok is not None and (ok.path != "" or recorder.check_every > 0)
+        self._check_every = 1 if self._looks else recorder.check_every or sys.maxsize
         self._keep_every = recorder.check_every or sys.maxsize
         self._source = source
         self._finished = source.finished
@@ -134,16 +139,13 @@ class RestClient:
         fault = "" if self._streams is None else self._streams.end(tag, body if status == 200 else None)
         if fault and status == 200:
             self._recorder.fail(tag, Status.MALFORMED, fault)
-        elif status in self._ok_status and not (self._ok_path and self._lacks(body or b"")):
+        elif status in self._ok_status and not (self._looks and (fault := self._fault_of(body or b""))):
             self._done[tag] = now_ns
             self._outcome[tag] = GOOD
             if body is not None and tag % self._keep_every == 0:
                 self._recorder.keep_answer(tag, body)
         elif status in self._ok_status:
-            text = (body or b"").decode("utf-8", "replace")
-            self._recorder.fail(
-                tag, Status.WRONG_ANSWER, f"no value at {self._ok_path!r} of the answer: {text}"
-            )
+            self._recorder.fail(tag, Status.WRONG_ANSWER, fault)
         else:
             text = (body or b"").decode("utf-8", "replace")
             self._recorder.fail(tag, of_http(status, text), f"HTTP {status}: {text}")
@@ -166,12 +168,18 @@ class RestClient:
             self._source.failed(_monotonic_ns())
         self.fill()
 
-    def _lacks(self, body: bytes) -> bool:
-        """Whether the answer has no value at the place that the scenario names."""
+    def _fault_of(self, body: bytes) -> str:
+        """Return what is wrong with an answer of a good status: no value at the place that the scenario names, or an
+        error where it names none; "" if nothing. JSON is parsed only where it may hold an error."""
+        if not self._ok_path:
+            return error_within(body) if b'"error"' in body else ""
         try:
-            return not has_value(orjson.loads(body), self._ok_path)
+            lacks = not has_value(orjson.loads(body), self._ok_path)
         except ValueError:
-            return True
+            lacks = True
+        if not lacks:
+            return ""
+        return f"no value at {self._ok_path!r} of the answer: {body.decode('utf-8', 'replace')}"
 
     def _send(self, connection: Http1ClientConnection, index: int, now_ns: int) -> None:
         self._sent[index] = now_ns

@@ -176,6 +176,8 @@ def _trial_row(trial: Trial, whole: Trial) -> dict[str, Any]:
     batching, known = configuration.batching, configuration.known
     row: dict[str, Any] = {name: getattr(trial, name) for name in ("number", "source", "reason", "state")}
     row |= {name: getattr(trial, name) for name in ("failure", "feasible", *_ASKED)}
+    if trial.state == "failed" and row["concurrency"] is None and row["rate_rps"] is None:
+        row |= {name: getattr(trial.request, name) for name in ("concurrency", "rate_rps")}
     if trial.model:
         kind = "alone" if whole.request.models else "together"
         load_kind = whole.reason if whole.reason.startswith("flood of ") else kind

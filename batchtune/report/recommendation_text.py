@@ -59,7 +59,8 @@ def print_answer(
     )
     more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
     tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
-    failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code == "some_failed")
+    of_failures = ("confirmation_failed", "some_failed")
+    failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code in of_failures)
     warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
     tell("Warning", *filter(None, [" ".join(warnings)]))
     commands = {"confirm": next_step, "deploy": deployment, "search": offer, "explain": why}

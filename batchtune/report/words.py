@@ -448,7 +448,9 @@ def why_sentence(chosen: Recommendation) -> str:
 def _streams_sentence(promises: Sequence[Promise]) -> str:
     """State the limit of streamed tokens that is nearest, then the others: `At that rate the time to the
     first token …`."""
-    first, *others = sorted(promises, key=lambda promise: promise.spare_ratio)
+    first, *others = sorted(
+        promises, key=lambda promise: (promise.spare_ratio, -promise.value_s / promise.limit_s)
+    )
     what = next(
         (words for name, words in labels("stream_limits").items() if first.name.startswith(name)),
         "the latency",

@@ -173,6 +173,12 @@ def test_a_trial_at_a_rate_has_a_dash_for_clients_beside_probes_that_have_some()
     assert short_label("num_batch_threads=1") == "1 thread"
 
 
+def test_a_trial_that_failed_has_the_rate_that_was_asked_for():
+    trial = asked(planted(1, throughput=1.0, p95_s=1.0, failure="the server exited with 1"), rate_rps=47.5)
+    table = trial_table([replace(trial, concurrency=None)])
+    assert (table["rate_rps"], table["concurrency"]) == ([47.5], [None])
+
+
 def test_of_streams_first_tokens_and_gaps_stand_before_whole_answers():
     """In each format; no other run has the columns."""
     table = trial_table(streamed_ledger())

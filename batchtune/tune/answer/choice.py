@@ -83,14 +83,14 @@ class Capacities:
         """Return (runs, confirmations): the runs that a contender's figures come from, and how many of them
         are confirmation runs.
 
-        Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less; without
-        any, the runs that held the highest rate, and those that missed it or less; else those that held in
-        closed loops; else the run that missed the SLO by least.
+        Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less, or failed;
+        without figures of any, also the runs that held the highest rate, and those that missed it or less; else those
+        that held in closed loops; else the run that missed the SLO by least.
         """
         bracket, stated = contender.bracket, self.value(contender)
-        runs = bracket.confirmations(stated)
-        if runs:
-            return runs, len(runs)
+        fresh = bracket.confirmations(stated)
+        if not all(run.failed for run in fresh):
+            return fresh, len(fresh)
         held = [run for run in bracket.open_runs if run.held]
         highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
         runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]
@@ -99,6 +99,7 @@ class Capacities:
         ]
         runs = runs or [run for run in contender.runs if run.held]
         runs = runs or sorted(contender.runs, key=self.search.violation)[:1]
+        runs += [run for run in fresh if run not in runs]
         return runs, sum(run.fresh for run in runs)
 
     def capacity(self, contender: Contender) -> Capacity | None:
@@ -122,9 +123,9 @@ class Capacities:
         if not stated:
             return [OpenQuestion(code="no_run")]
         questions = []
-        if bracket.confirmed_rps < stated:
-            said = self.capacity(chosen)
-            held, missed = (0, 0) if said is None else (said.held, said.missed)
+        said = self.capacity(chosen)
+        held, missed = (0, 0) if said is None else (said.held, said.missed)
+        if bracket.confirmed_rps < stated or missed > held / 3:
             questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         high = bracket.stated_missed_rps / stated
         if high > WIDEST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -273,7 +274,7 @@ class _Answer:
             questions.insert(0, OpenQuestion(code="server_gone"))
         latency_s = self._latency(runs)
         capacity = account.capacity(chosen)
-        last = self._by_number[runs[-1].trial]
+        last = self._by_number[next((run for run in reversed(runs) if not run.failed), runs[-1]).trial]
         throughput = _throughput(runs)
         rate_rps = self._state.stated_rps if self._state.of_models else last.rate_rps
         return Recommendation(
@@ -342,7 +343,7 @@ class _Answer:
             caveats=_caveats(measured),
             ignored=self._ignored(),
             notes=(
-                *self._notes(),
+                *self._notes(runs),
                 *padding_note(self._runs_trials(runs), chosen.configuration, self._trials),
             ),
             models=self._models(capacity),
@@ -523,9 +524,9 @@ class _Answer:
                         name=name,
                         limit_s=limit_s,
                         value_s=statistics.median(values),
-                        worst_s=values[-1],
+                        worst_s=math.inf if any(run.failed for run in runs) else values[-1],
                         kept=sum(value <= limit_s for value in values),
-                        runs=len(values),
+                        runs=len(runs),
                     )
                 )
         return tuple(promises)
@@ -552,11 +553,22 @@ class _Answer:
         }
         return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
 
-    def _notes(self) -> Iterable[Coded]:
+    def _notes(self, runs: Sequence[BracketRun]) -> Iterable[Coded]:
         failed = [t for t in self._trials if t.state == "failed" and out_of_memory(t) is None]
         if failed and failure_with_batching(self._trials) is None:  # which the reason says
             counts = {"failed": len(failed), "trials": len(self._trials)}
-            yield coded("some_failed", **counts, why=explain_failure(failed) or "without a word")
+            labels = Counter(trial.configuration.label() for trial in failed)
+            (label, most), *_ = labels.most_common(1)
+            why = explain_failure(failed) or "without a word"
+            yield coded("some_failed", **counts, most=most, configuration=label, why=why)
+        if spoilt := self._runs_trials(run for run in runs if run.fresh and run.failed):
+            yield coded(
+                "confirmation_failed",
+                failed=len(spoilt),
+                runs=sum(run.fresh for run in runs),
+                configuration=self._chosen.configuration.label(),
+                why=explain_failure(spoilt) or "without a word",
+            )
         if self._scenario.streams:
             yield coded("no_twin_of_streams")
         elif not can_be_off(self._scenario.target):

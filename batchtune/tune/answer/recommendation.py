@@ -79,7 +79,8 @@ class Capacity:
     """The capacity of a configuration under an SLO.
 
     `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: none was), requests/s.
-    `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed the lowest rate of these, or less.
+    `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed the lowest rate of these, or less,
+    or failed at any rate.
     `confirmed`: confirmation runs held the rate; else the search did, and less is stated than it held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
@@ -141,7 +142,8 @@ class Compared:
 class Promise:
     """A latency limit of the SLO, and the recommended configuration's runs against it.
 
-    `value_s`, `worst_s`: median and largest of the runs, seconds. `kept`: how many of the `runs` kept the limit.
+    `value_s`, `worst_s`: median and largest of the runs, seconds. `kept`: how many of the `runs` kept the limit. The
+    latency of a run that failed is inf.
     Goodput has in place of seconds the share of requests that misses; in JSON `limit_ratio`, `value_ratio` and
     `worst_ratio`, the share that meets every limit.
     """

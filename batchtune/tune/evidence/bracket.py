@@ -76,6 +76,7 @@ class BracketRun:
     `far`: missed by so much that one run is enough. `fresh`: it is a confirmation run.
     `full`: a closed loop whose clients fill every batch, so that the configuration cannot answer more.
     `by_client`: a miss at a rate that the client could not send in time, so that it need not be the server's.
+    `failed`: its trial has no figures: the server ended, or could not be started or set.
     """
 
     trial: int
@@ -90,6 +91,7 @@ class BracketRun:
     fresh: bool = False
     full: bool = False
     by_client: bool = False
+    failed: bool = False
     requests: int = 1000
 
 
@@ -131,11 +133,16 @@ class Bracket:
 
     def confirmations(self, rate_rps: float) -> list[BracketRun]:
         """Return the confirmation runs that held this rate or more, and those that missed the lowest of these rates, or
-        less; where none held it, those that missed it or less."""
+        less; where none held it, those that missed it or less. Of those that failed, all: at a lower rate the server
+        may end too."""
         fresh = [run for run in self.open_runs if run.fresh]
         held = [run for run in fresh if run.held and _rate(run) >= 0.999 * rate_rps]
         lowest_rps = min(map(_rate, held), default=rate_rps)
-        return [run for run in fresh if run in held or (not run.held and _rate(run) <= 1.001 * lowest_rps)]
+        return [
+            run
+            for run in fresh
+            if run in held or run.failed or (not run.held and _rate(run) <= 1.001 * lowest_rps)
+        ]
 
     @cached_property
     def held_rps(self) -> float:
@@ -415,7 +422,8 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
     if rate_rps is None and trial.request.concurrency is None and trial.concurrency is None:
         rate_rps = trial.rate_rps
     clients = trial.request.concurrency or (trial.concurrency if rate_rps is None else None)
-    if measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value):
+    failed = measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value)
+    if measured is None or failed:
         latency_s: dict[str, float] = {}
         answered_rps, error_ratio, held, kept, far, requests = 0.0, 1.0, False, False, True, 0
         by_client = False
@@ -448,6 +456,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         and requests >= clients >= clients_to_fill(trial.configuration, scenario)
         and not by_client,
         by_client=by_client and not held and rate_rps is not None,
+        failed=failed,
     )
 
 
@@ -476,6 +485,7 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
         held=all(run.held for run in runs.values()),
         far=any(run.far for run in runs.values()) or (over >= far_over and "NOISY" not in verdicts),
         kept=all(run.kept for run in runs.values()),
+        failed=any(run.failed for run in runs.values()),
         fresh=trial.source == "confirm",
         requests=min(run.requests for run in runs.values()),
     )

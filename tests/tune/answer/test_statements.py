@@ -421,6 +421,32 @@ def test_where_requests_fail_the_missing_answer_quotes_the_commonest_error_once(
     assert len(message) < 260
 
 
+@pytest.mark.parametrize(("deaths", "confirmed"), [(1, True), (2, False)])
+def test_a_confirmation_run_whose_server_ended_is_counted_as_missed(deaths: int, confirmed: bool) -> None:
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "60ms"})
+    small = {"max_batch_size": 4}
+    trials = [
+        at_rate(1, 200.0, 0.03, batching=small),
+        at_rate(2, 210.0, 0.08, batching=small),
+        at_rate(3, 210.0, 0.08, batching=small),
+        *(at_rate(4 + at, 190.0, 0.02, batching=small, source="confirm") for at in range(3)),
+    ]
+    died = planted(7, throughput=1.0, p95_s=1.0, batching=small, source="confirm", failure="the server exited with 1")
+    died = replace(asked(died, rate_rps=195.0), concurrency=None)
+    trials += [replace(died, number=7 + at) for at in range(deaths)]
+    chosen = recommend(trials, scenario=scenario)
+    assert chosen.capacity is not None
+    assert (chosen.capacity.held, chosen.capacity.missed) == (3, deaths)
+    assert (chosen.runs, chosen.confirmations) == (3 + deaths, 3 + deaths)
+    (promise,) = chosen.promises
+    assert (promise.kept, promise.runs) == (3, 3 + deaths)
+    assert confirmed != any(question.code == "unconfirmed" for question in chosen.open_questions)
+    for text in texts_of(chosen, scenario):
+        assert text.count(f"met in 3 of {3 + deaths} confirmation runs") == 2
+        of_all = f"{deaths} of the {3 + deaths} confirmation runs of max_batch_size=4 failed"
+        assert f"{of_all}: the server exited with 1." in text
+
+
 def test_trials_that_failed_beside_others_are_a_warning_with_the_commonest_reason() -> None:
     said = "PUT http://h/settings: wait is 0 after it, not 0.002"
     trials = [
@@ -432,6 +458,7 @@ def test_trials_that_failed_beside_others_are_a_warning_with_the_commonest_reaso
     ]
     scenario = scenario_of()
     for text in texts_of(recommend(trials, scenario=scenario), scenario):
-        assert text.count(f"2 of 5 trials failed; most often: {said}.") == 1
+        label = "max_batch_size=4"
+        assert text.count(f"2 of 5 trials failed, 1 of them with {label}; most often: {said}.") == 1
     for text in texts_of(recommend([*trials[:2], trials[-1]], scenario=scenario), scenario):
         assert "trials failed" not in text

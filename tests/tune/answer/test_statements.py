@@ -431,7 +431,9 @@ def test_a_confirmation_run_whose_server_ended_is_counted_as_missed(deaths: int,
         at_rate(3, 210.0, 0.08, batching=small),
         *(at_rate(4 + at, 190.0, 0.02, batching=small, source="confirm") for at in range(3)),
     ]
-    died = planted(7, throughput=1.0, p95_s=1.0, batching=small, source="confirm", failure="the server exited with 1")
+    died = planted(
+        7, throughput=1.0, p95_s=1.0, batching=small, source="confirm", failure="the server exited with 1"
+    )
     died = replace(asked(died, rate_rps=195.0), concurrency=None)
     trials += [replace(died, number=7 + at) for at in range(deaths)]
     chosen = recommend(trials, scenario=scenario)

@@ -93,11 +93,11 @@ def init(
         return run_init_ci(ci, name, output=write)
     if server is not None:
         others = [override for override in wanted.overrides if override not in slo]
-        idle |= {"--slo-…": None, "--rest, --rows, --shape and --range": others}
-        _refuse_idle({"--example": example, **idle}, "--server", hint="write it into the scenario")
+        idle = {"--example": example, "--rest, --rows, --shape and --range": others, "--check": check}
+        _refuse_idle(idle, "--server", hint="write it into the scenario")
         from batchtune.cli.commands.init_model import run_init_server
 
-        return run_init_server(server, name, write=write, overrides=slo)
+        return run_init_server(server, name, wanted, write=write)
     if name is None or example:
         idle |= {"--write": write if name is None else None}
         hint = (

@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -26,6 +27,9 @@ _WORDS: Final = (
     "only", "way", "find", "use", "may", "water", "long", "little", "very", "after", "words", "called", "just", "where",
 )  # fmt: skip
 
+
+_KEYS: Final = ("prompt", "messages", "max_tokens")
+"""Of a line of a .jsonl file."""
 
 _Content: TypeAlias = str | list[dict[str, Any]]
 _Prompt: TypeAlias = tuple[_Content, int | None]
@@ -112,17 +116,27 @@ def _document(request: RequestSpec, prompt: _Prompt, output_tokens: int, model_n
 
 
 def _marked(content: _Content) -> _Content:
-    """Return the content with UNIQUE_MARK before the first text, so that nothing before it can be cached."""
+    """Return the content with UNIQUE_MARK at its beginning; of messages, at that of the user's first one, so that a
+    system prompt that they share stays the same."""
     mark = UNIQUE_MARK.decode()
     if isinstance(content, str):
         return f"{mark} {content}"
-    first = next((at for at, message in enumerate(content) if isinstance(message.get("content"), str)), None)
-    if first is None:
-        return content
-    return [
-        {**message, "content": f"{mark} {message['content']}"} if at == first else message
-        for at, message in enumerate(content)
-    ]
+    texts = [at for at, message in enumerate(content) if _text_of(message) is not None]
+    of_users = [at for at in texts if content[at].get("role") == "user"]
+    marked = [*content]
+    for at in (of_users or texts)[:1]:
+        own = content[at]["content"]
+        if isinstance(own, str):
+            marked[at] = {**content[at], "content": f"{mark} {own}"}
+        else:
+            marked[at] = {**content[at], "content": [{"type": "text", "text": mark}, *own]}
+    return marked
+
+
+def _text_of(message: dict[str, Any]) -> str | list[Any] | None:
+    """Return what a message says, a text or its parts; None: nothing, as where it calls a tool."""
+    content = message.get("content")
+    return content if content and isinstance(content, str | list) else None
 
 
 def _prompts(
@@ -154,7 +168,7 @@ def _cutter(tokenizer_file: str | None) -> Callable[[str, int], str]:
     except ImportError as error:
         raise UsageError(
             "request.openai.tokenizer: the package tokenizers is not installed",
-            hint="install it, or leave tokenizer out: prompts are then about as long",
+            hint="pip install tokenizers, or leave tokenizer out: prompts are then about as long",
         ) from error
     except Exception as error:  # the package raises nothing narrower
         raise UsageError(f"request.openai.tokenizer: {tokenizer_file} has no tokenizer: {error}") from error
@@ -184,6 +198,15 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         content = messages if is_chat else None if messages else text
         if not content or (content is text and not isinstance(text, str)):
             raise ScenarioError(f'{path}:{number}: expected {{"prompt": "…"}} or {{"messages": […]}}')
+        unknown = sorted(given.keys() - _KEYS)
+        if unknown:
+            raise ScenarioError(
+                f"{path}:{number}: unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}",
+                hint="keys of every request are set in request.openai.body",
+            )
+        for message in messages if is_chat else ():
+            if _text_of(message) is None and not message.get("tool_calls"):
+                raise ScenarioError(f"{path}:{number}: a message without content: {json.dumps(message)[:80]}")
         most = given.get("max_tokens")
         if most is not None and (not isinstance(most, int) or most < 1):
             raise ScenarioError(f"{path}:{number}: expected max_tokens above 0; was {most!r}")

@@ -331,7 +331,9 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
             )
         case _:
             wanted = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
-            return f"{wanted.replace('a valid integer', 'a whole number')}; was {_short(given)}", ""
+            for ours, plain in {"a valid integer": "a whole number", "a valid tuple": "a list"}.items():
+                wanted = wanted.replace(ours, plain)
+            return f"{wanted}; was {_short(given)}", ""
 
 
 def _path_in(data: Any, location: Iterable[str | int]) -> yaml_document.Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,21 @@ def test_prompts_begin_differently_unless_shared_ones_are_asked_for() -> None:
     assert len(set(texts["unique"])) == len(texts["unique"]) == 20
     assert UNIQUE_MARK.decode() not in texts["unique"]
     assert len(set(texts["shared"])) == 2
+
+
+def test_the_digits_of_a_recorded_chat_leave_its_system_prompt_as_it_is(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    parts = [{"type": "text", "text": "What is this?"}]
+    chats = [[system, {"role": "user", "content": content}] for content in ("Who?", parts)]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in [*chats, [system]]))
+    spec = RequestSpec.model_validate({"protocol": "openai", "inputs": {"file": str(file)}})
+    bodies = build_prompts(spec, model_name="m").bodies
+    first, second, alone = (json.loads(body)["messages"] for body in bodies)
+    mark = UNIQUE_MARK.decode()
+    assert first == [system, {"role": "user", "content": f"{mark} Who?"}]
+    assert second == [system, {"role": "user", "content": [{"type": "text", "text": mark}, *parts]}]
+    assert alone == [{"role": "system", "content": f"{mark} Be brief."}]
 
 
 def test_the_table_of_gaps_is_bounded_and_thins_evenly() -> None:

@@ -159,6 +159,22 @@ def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_ot
             "",
         ),
         (
+            changed(SMALL, ("objective: throughput", "objective: throughput\nrequest: {ok: {status: 200}}")),
+            "s.yaml:7: request.ok.status: expected a list; was 200",
+            "",
+        ),
+        (
+            changed(
+                SMALL,
+                (
+                    "objective: throughput",
+                    "objective: throughput\nrequest: {protocol: openai, shapes: {x: [4]}}",
+                ),
+            ),
+            "s.yaml:7: request.shapes: not read with protocol: openai, whose inputs are prompts",
+            "request.lengths sets the tokens of a prompt",
+        ),
+        (
             changed(SMALL, ("concurrency: 8", "concurrency: true")),
             "s.yaml:5: load.concurrency: expected a whole number; was True",
             "",

@@ -78,10 +78,25 @@ def test_the_limits_of_the_command_line_are_written(
     wanted = LoadRequest(overrides=["slo.ttft_p95=70ms"])
     assert run_init_model(url, wanted, write=None, check=False, quiet=True) == 0
     assert parse_scenario(capsys.readouterr().out).slo.ttft_p95_s == 0.07
-    assert run_init_server("vllm", "org/tiny", write=None, overrides=wanted.overrides) == 0
+    assert run_init_server("vllm", "org/tiny", wanted, write=None) == 0
     written = capsys.readouterr().out
     assert written.startswith("# vLLM: ")
     assert parse_scenario(written).slo.limits() == {"ttft_p95": 0.07, "itl_p99": 0.05}
+
+
+@pytest.mark.parametrize(("rate", "concurrency"), [("7", None), (None, "9")])
+def test_the_load_of_the_command_line_is_written(
+    url: str, rate: str | None, concurrency: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = LoadRequest(rate=rate, concurrency=concurrency)
+    asked = (rate and float(rate), concurrency and int(concurrency))
+    assert run_init_model(url, wanted, write=None, check=False, quiet=True) == 0
+    written = capsys.readouterr().out
+    load = parse_scenario(written).load
+    assert (load.rate_rps, load.concurrency, "null" in written) == (*asked, False)
+    assert run_init_server("vllm", "org/tiny", wanted, write=None) == 0
+    load = parse_scenario(capsys.readouterr().out).load
+    assert (load.rate_rps, load.concurrency) == asked
 
 
 def test_a_load_launches_a_known_server_with_its_own_defaults() -> None:
@@ -139,12 +154,22 @@ def asked_model(address: str, **openai: str) -> str:
     return str(json.loads(job.requests.bodies[0])["model"])
 
 
-@pytest.mark.parametrize("line", ['{"messages": "hello"}', '{"promt": "typo"}', '{"prompt": 3}', "[]"])
-def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"messages": "hello"}', "expected"),
+        ('{"promt": "typo"}', "expected"),
+        ('{"prompt": 3}', "expected"),
+        ("[]", "expected"),
+        ('{"prompt": "a", "max_token": 9}', "unknown key 'max_token'; known: prompt, messages, max_tokens"),
+        ('{"messages": [{"role": "user"}]}', "a message without content"),
+    ],
+)
+def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "bad.jsonl").write_text(f'{{"prompt": "ok"}}\n{line}\n')
     file = tmp_path / "own.yaml"
     file.write_text(UNNAMED.format(url=url).replace("openai,", "openai, inputs: {file: bad.jsonl},"))
-    with pytest.raises(ScenarioError, match=r"bad\.jsonl:2: expected"):
+    with pytest.raises(ScenarioError, match=rf"bad\.jsonl:2: {said}"):
         run_load(
             LoadRequest(scenario=file), results=tmp_path / "results", output="table", gates=(), quiet=True
         )

@@ -6,7 +6,7 @@ import math
 import os.path
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from batchtune.cli.commands.model_scenario import (
     scenario_of_language_model,
     speed_of,
     wants_of,
+    with_loop,
 )
 from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
@@ -65,27 +66,36 @@ def run_init(name: str | None, *, output: Path | None) -> int:
     return 0
 
 
-def run_init_server(
-    server: str, app: str | None, *, write: Path | None, overrides: Sequence[str] = ()
-) -> int:
+def run_init_server(server: str, app: str | None, wanted: LoadRequest, *, write: Path | None) -> int:
     """Run `batchtune init APP --server NAME`: write a scenario for an app of a known server. Returns the exit
     code, 0.
 
-    `write`: the file; None or `-`: stdout. `overrides`: `KEY=VALUE` of the SLO.
+    `wanted`: the options on the load and the SLO. `write`: the file; None or `-`: stdout.
 
     Raises:
         UsageError: no such server or app, or the file exists.
-        ScenarioError: an override that does not go with the rest.
+        ScenarioError: an option that does not go with the rest.
     """
     if app is None:
         raise UsageError("--server: missing: the app", hint=f"batchtune init my_app.py:app --server {server}")
-    text = server_scenario(server, app)
-    if overrides:
-        source = ScenarioText(text=text, source=f"--server {server}")
-        read_scenario(source, overrides=overrides)
-        document = unchecked_scenario(source, overrides=overrides)
-        text = commented(document, head=[text.splitlines()[0].removeprefix("# ")], comments={})
-    return _written(text, write)
+    return _written(_asked_text(server_scenario(server, app), wanted, source=f"--server {server}"), write)
+
+
+def _asked_text(text: str, wanted: LoadRequest, *, source: str) -> str:
+    """Return the text of a scenario with what the options ask for; without options it stays as it is."""
+    if not (wanted.overrides or wanted.rate or wanted.concurrency):
+        return text
+    head = [line.removeprefix("# ") for line in text.splitlines()[:1] if line.startswith("# ")]
+    return commented(_asked_document(text, wanted, source=source), head=head, comments={})
+
+
+def _asked_document(text: str, wanted: LoadRequest, *, source: str) -> dict[str, Any]:
+    """Return the keys of a scenario with what the options ask for. Raises ScenarioError: they do not go with it."""
+    asked = with_loop(wanted, ScenarioText(text=text, source=source))
+    read_scenario(asked.scenario, overrides=asked.overrides)
+    document = unchecked_scenario(asked.scenario, overrides=asked.overrides)
+    load = {key: value for key, value in section_of(document, "load").items() if value is not None}
+    return {**document, "load": load}
 
 
 def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
@@ -115,7 +125,9 @@ def _written(text: str, write: Path | None, *, command: str = "sweep") -> int:
     return 0
 
 
-def _language_model_text(document: Mapping[str, Any], argument: str, write: Path | None) -> str:
+def _language_model_text(
+    document: Mapping[str, Any], argument: str, write: Path | None, *, guessed: bool
+) -> str:
     file = shlex.quote(str(write or f"{document['name']}.yaml"))
     head = [
         f"How does {document['target']['model']} answer on the server that runs?",
@@ -128,7 +140,7 @@ def _language_model_text(document: Mapping[str, Any], argument: str, write: Path
         "request.lengths": "a guess: tokens of the prompts",
         "request.openai": "output: tokens of each answer, a guess",
         "load.concurrency": "clients, each of which waits for its answer before it asks again",
-        "slo": "a guess: set the limits that you promise",
+        "slo": f"{'' if guessed else 'what you did not give is '}a guess: set the limits that you promise",
     }
     return commented(document, head=head, comments=comments)
 
@@ -156,13 +168,13 @@ def run_init_model(
         )
     running = preset_at(argument) if kind == "address" else None
     if running is not None:
-        return _written(running, write)
+        return _written(_asked_text(running, wanted, source=argument), write)
     language_model = scenario_of_language_model(argument) if kind == "address" else None
     if language_model is not None:
-        source = ScenarioText(text=yaml.safe_dump(language_model, sort_keys=False), source=argument)
-        read_scenario(source, overrides=wanted.overrides)
-        language_model = unchecked_scenario(source, overrides=wanted.overrides)
-        return _written(_language_model_text(language_model, argument, write), write, command="load")
+        text = yaml.safe_dump(language_model, sort_keys=False)
+        language_model = _asked_document(text, wanted, source=argument)
+        text = _language_model_text(language_model, argument, write, guessed=not wanted.overrides)
+        return _written(text, write, command="load")
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)

@@ -395,7 +395,7 @@ def subject_of_sweep(
     _check_loop_and_file(wanted)
     if server is not None:
         text = ScenarioText(text=server_scenario(server, argument), source=f"--server {server}")
-        return _with_file(_with_loop(wanted, text), searched=True)
+        return _with_file(with_loop(wanted, text), searched=True)
     return _with_file(_subject(argument, wanted, command="sweep", quiet=quiet), searched=True)
 
 
@@ -496,7 +496,7 @@ def _with_file(wanted: LoadRequest, *, searched: bool) -> LoadRequest:
     return replace(wanted, scenario=source, overrides=())
 
 
-def _with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
+def with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
     """Return the request with the scenario `source`, and with the load of --rate or --concurrency among its
     overrides."""
     load = section_of(unchecked_scenario(source, overrides=wanted.overrides), "load")
@@ -514,7 +514,7 @@ def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: boo
     """
     kind = kind_of(argument)
     if kind == "scenario":
-        return _with_loop(wanted, scenario_source(argument))
+        return with_loop(wanted, scenario_source(argument))
     address: Address | None = None
     target: Mapping[str, Any] | None = None
     if kind == "address":
@@ -525,7 +525,7 @@ def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: boo
             )
         running = preset_at(argument)
         if running is not None:
-            return _with_loop(wanted, ScenarioText(text=running, source=argument))
+            return with_loop(wanted, ScenarioText(text=running, source=argument))
         if language_model_at(argument) is not None:
             raise UsageError(
                 f"{argument}: a server of a language model takes its parameters when it starts",

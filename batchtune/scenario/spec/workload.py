@@ -231,8 +231,9 @@ class OpenAiSpec(Spec):
     )
     prefix: Literal["unique", "shared"] = Field(
         default="unique",
-        description="unique: no prompt begins as another, so that no prefix cache helps; shared: prompts of a "
-        "rotation recur",
+        description="unique: 16 digits that differ in each request stand before the prompt, in a chat before the "
+        "user's first message, so that a prefix cache helps with no more than a system prompt; shared: prompts "
+        "are sent as they are, and those of a rotation recur",
     )
     tokenizer: FileName | None = Field(
         default=None,
@@ -308,6 +309,11 @@ class RequestSpec(Spec):
             raise problem(f"read only with protocol: openai; was {self.protocol}", at=("openai",))
         if self.protocol == "openai" and self.rows != 1:
             raise problem("a request to an OpenAI-compatible server is one row", at=("rows",))
+        if self.protocol == "openai" and self.shapes:
+            hint = "request.lengths sets the tokens of a prompt"
+            raise problem(
+                "not read with protocol: openai, whose inputs are prompts", at=("shapes",), hint=hint
+            )
         if self.answers.file is not None and self.answers.check != "expected":
             raise problem("read only with check: expected", at=("answers", "file"))
         if any(kind.lengths is not None for kind in self.kinds()):

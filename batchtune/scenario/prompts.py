@@ -28,9 +28,6 @@ _WORDS: Final = (
 )  # fmt: skip
 
 
-_KEYS: Final = ("prompt", "messages", "max_tokens")
-"""Of a line of a .jsonl file."""
-
 _Content: TypeAlias = str | list[dict[str, Any]]
 _Prompt: TypeAlias = tuple[_Content, int | None]
 """(a text or the messages of a chat, its max_tokens, None: drawn)."""
@@ -185,6 +182,7 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"request.inputs.file: {path} cannot be read: {error}") from error
+    known = ("prompt", "messages", "max_tokens")  # keys of a line of a .jsonl file
     texts = list(filter(str.strip, lines))
     if not texts:
         raise ScenarioError(f"request.inputs.file: {path} has no prompt")
@@ -198,10 +196,10 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         content = messages if is_chat else None if messages else text
         if not content or (content is text and not isinstance(text, str)):
             raise ScenarioError(f'{path}:{number}: expected {{"prompt": "…"}} or {{"messages": […]}}')
-        unknown = sorted(given.keys() - _KEYS)
+        unknown = sorted(given.keys() - set(known))
         if unknown:
             raise ScenarioError(
-                f"{path}:{number}: unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}",
+                f"{path}:{number}: unknown key {unknown[0]!r}; known: {', '.join(known)}",
                 hint="keys of every request are set in request.openai.body",
             )
         for message in messages if is_chat else ():

@@ -47,6 +47,8 @@ class Case:
     disturbed: bool = False
     # Whether the SLO is missed.
     missed: bool = False
+    # As in `ServerSettings`.
+    own_words: tuple[tuple[str, str], ...] | None = None
 
 
 def advice_for(kind: Kind, case: Case) -> Coded:
@@ -54,10 +56,11 @@ def advice_for(kind: Kind, case: Case) -> Coded:
     search space.
 
     For a server that speaks KServe v2 the figures contain `in_tritons_words`, so that the report uses
-    Triton's terms.
+    Triton's terms; for one of kind http `own_NAME`, its own name for the parameter NAME.
     """
-    speaks_kserve = (case.protocol or "").startswith("kserve_")
+    speaks_kserve = (case.protocol or "").startswith("kserve_") and case.own_words is None
     figures: dict[str, Any] = {"in_tritons_words": True} if speaks_kserve else {}
+    figures |= {f"own_{ours}": own for ours, own in case.own_words or ()}
     if kind == "server_threads":
         flags = {"grpc": " (grpc_max_threads)", "rest": " (rest_api_num_threads)"}
         figures["flag"] = flags.get(case.protocol or "", "")
@@ -67,7 +70,8 @@ def advice_for(kind: Kind, case: Case) -> Coded:
 def _advice(kind: Kind, case: Case) -> str:
     match kind:
         case "queue_limit":
-            return "longer_queue" if case.batching else "longer_queue_unbatched"
+            named = case.batching and case.own_words is None
+            return "longer_queue" if named else "longer_queue_unbatched"
         case "server_threads":
             return "more_request_threads" if case.batching else "more_request_threads_unbatched"
         case "device":
@@ -193,6 +197,7 @@ class Facts:
             batches_full=self._batches_full,
             met=self.is_met,
             disturbed=self.disturbed,
+            own_words=self.settings.own_words,
             missed=self.run.verdict == "FAIL" and self.is_met,
         )
 
@@ -228,6 +233,16 @@ class Facts:
         """Whether the server reports nothing of its batches, so that nothing shows that it has capacity left."""
         silent = {"no_target_metrics", "no_server_counters"}
         return self.run.server is None or any(caveat.code in silent for caveat in self.run.caveats)
+
+    @property
+    def shows_room(self) -> bool:
+        """Whether something shows that the server has capacity left: how long batches execute, requests that hardly
+        wait, or a rate that it met."""
+        if self.executing_ratio is not None or self.device_used_ratio is not None:
+            return True
+        wait_s = self.run.queue_mean_s
+        hardly_wait = wait_s is not None and wait_s < MANY_RATIO * self.run.latency_mean_s
+        return hardly_wait or (self.run.concurrency is None and self.is_met and not self.case.missed)
 
     @property
     def device_is_cpu(self) -> bool:
@@ -376,7 +391,7 @@ def find_bottleneck(
     measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True, blame_met: bool = True
 ) -> Bottleneck:
     """Name what limits the run: the first condition of an ordered list that the figures meet, else kind
-    `none`, or `unknown` where the server reports nothing of itself.
+    `none`, or `unknown` where nothing that the server reports shows that it has capacity left.
 
     Host and client come first because they spoil every other figure; the device comes after what keeps it
     idle or its batches small. `blame_host` False passes over a noisy host, and does not blame the server for
@@ -404,6 +419,8 @@ def find_bottleneck(
             return _bottleneck(kind, text, facts)
     if facts.is_silent:
         return _bottleneck("unknown", coded("server_silent"), facts)
+    if not facts.shows_room:
+        return _bottleneck("unknown", coded("busy_untold"), facts)
     return _bottleneck("none", _nothing(facts), facts)
 
 
@@ -539,7 +556,7 @@ def _device(facts: Facts) -> _Found:
         return None
     if facts.settings.max_batch_size is None:
         return "device", coded("request_threads_execute", busy_ratio=busy)
-    if facts.device_room is not None and facts.device_room < room_ratio:
+    if facts.settings.has_threads and facts.device_room is not None and facts.device_room < room_ratio:
         figures = {"batch_threads": facts.settings.batch_threads, "busy_ratio": busy}
         if facts.device_room:
             return "batch_threads", coded("threads_busy_device_free", **figures, used_ratio=facts.device_room)

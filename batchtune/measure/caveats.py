@@ -97,6 +97,13 @@ class ServerSettings:
     protocol: Protocol | None = None
     # False: the server reports none of its parameters; size, timeout and threads above mean nothing then.
     known: bool = True
+    # (our name, the server's own) of the batching parameters that it has; None: they have TensorFlow Serving's names.
+    own_words: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether the number of batch threads is a parameter of the server."""
+        return self.own_words is None or "num_batch_threads" in dict(self.own_words)
 
     @property
     def batching(self) -> bool | None:
@@ -128,6 +135,8 @@ def settings_of(
     )
     if not known:
         return settings
+    if configuration.dialect == "http":
+        settings = replace(settings, own_words=tuple((ours, own) for ours, own, _ in configuration.words))
     settings = replace(
         settings,
         batch_threads=configuration.threads(cpus),

@@ -44,13 +44,17 @@ def text_of(finding: Coded) -> str:
     """Return a finding as a clause: the text of its code in findings.toml, with the figures filled in.
 
     Figures named `…_s` are written as durations, `…_ratio` as percentages, `…_rows` with their unit; an
-    interval with its ends, other numbers with three digits. A figure may be another finding, or several.
+    interval with its ends, other numbers with three digits. A figure may be another finding, or several. `own_NAME` is
+    written in place of NAME, a parameter that the server calls so.
     """
     text = _filled("{text}" if "text" in finding.figures else texts()[finding.code], finding)
     if finding.figures.get("in_tritons_words"):
         in_config = {**WORDS, "max_enqueued_batches": "default_queue_policy.max_queue_size"}
         for name, word in in_config.items():
             text = text.replace(name, word)
+    for name, word in finding.figures.items():
+        if name.startswith("own_"):
+            text = text.replace(name.removeprefix("own_"), word)
     return text
 
 

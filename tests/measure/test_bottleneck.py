@@ -492,3 +492,46 @@ def test_of_a_server_that_reports_no_batches_no_load_shows_capacity_left(
     assert bottleneck_sentence(silent).startswith(
         "not known; the server reports nothing about itself. Let the server"
     )
+
+
+BATCHES_ONLY = {
+    "execution_s_by_rows": {},
+    "queue_wait_mean_s": None,
+    "device_busy_ratio": None,
+    "mean_batch_rows": 32.0,
+}
+
+
+def test_batches_alone_show_no_capacity_left_in_a_closed_loop_but_a_rate_that_was_met_does() -> None:
+    full = find_bottleneck(run(**BATCHES_ONLY), SETTINGS)
+    assert (full.kind, full.text.code) == ("unknown", "busy_untold")
+    assert "how long its batches execute" in bottleneck_sentence(full)
+    waits = BATCHES_ONLY | {"queue_wait_mean_s": 0.004}
+    assert find_bottleneck(run(**waits), SETTINGS).kind == "unknown"
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), offered_rps=500.0)
+    met = measure(samples, warm_up_s=1.0, slo=p95_within(0.05), activity=replace(PLAIN, **BATCHES_ONLY))
+    assert find_bottleneck(met, SETTINGS).kind == "none"
+
+
+def http_settings(**words: str) -> ServerSettings:
+    """Of a server of kind http that has these parameters, by our names."""
+    configuration = Configuration(
+        batching=BatchingParameters(max_batch_size=32),
+        dialect="http",
+        words=tuple((ours, own, 1) for ours, own in words.items()),
+    )
+    return settings_of(configuration, server_cores=2.0, protocol="http")
+
+
+def test_a_server_without_a_number_of_threads_is_not_advised_to_raise_it() -> None:
+    busy = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=0.1)
+    alone = find_bottleneck(busy, http_settings(max_batch_size="rows"))
+    assert alone.kind == "device"
+    assert "num_batch_threads" not in bottleneck_sentence(alone)
+    several = find_bottleneck(busy, http_settings(max_batch_size="rows", num_batch_threads="workers"))
+    assert several.kind == "batch_threads"
+    assert "Raise workers: the device has room" in bottleneck_sentence(several)
+    few = find_bottleneck(run(concurrency=4), http_settings(max_batch_size="rows"))
+    assert "lower rows to the rows that arrive together" in bottleneck_sentence(few)
+    refused = find_bottleneck(run(failed=Status.QUEUE_FULL), http_settings(max_batch_size="rows"))
+    assert "max_enqueued_batches" not in bottleneck_sentence(refused)

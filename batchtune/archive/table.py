@@ -67,10 +67,16 @@ All rows of one `load` were measured at once, at `factor` times the stated rates
 "alone"; in runs of older versions "flood of " and the model that got more than its rate.
 """
 
+STREAM_COLUMNS: Final = (
+    *("goodput_ratio", "output_tokens_per_s", "output_tokens_per_s_low", "output_tokens_per_s_high"),
+    *("prompt_tokens_mean", "output_tokens_mean"),
+)
+"""Columns that only streams have, beside those of first tokens and gaps; `goodput_ratio` where it is limited."""
+
 HIGHER_IS_BETTER: Final = frozenset(
     (
-        *("throughput_rps", "throughput_rows_per_s", "goodput_rps", "output_tokens_per_s", "mean_batch_rows"),
-        *("feasible", "requests"),
+        *("throughput_rps", "throughput_rows_per_s", "goodput_rps", "goodput_ratio", "output_tokens_per_s"),
+        *("mean_batch_rows", "feasible", "requests"),
     )
 )
 """Columns in which a higher value is the better one."""
@@ -89,7 +95,7 @@ def trial_table(trials: Sequence[Trial]) -> Table:
         at = columns.index("configuration")
         columns[at:at] = COMPANY_COLUMNS
     at = columns.index("p50_ms")
-    streamed = ("ttft_", "itl_", "prompt_tokens_", "output_tokens_")
+    streamed = ("ttft_", "itl_", *STREAM_COLUMNS)
     columns[at:at] = dict.fromkeys(name for row in rows for name in row if name.startswith(streamed))
     return {name: [_value(row.get(name)) for row in rows] for name in columns}
 
@@ -203,7 +209,10 @@ def figures_of_run(measured: Measurement) -> dict[str, Any]:
     for name in ("throughput_rps", "throughput_rows_per_s"):
         row |= _bounded(name, getattr(measured, name), 1.0)
     for name, estimate in {**dict.fromkeys(QUANTILES, UNDEFINED), **measured.latency_s}.items():
-        row |= _bounded(f"{name}_ms", estimate, 1e3)
+        if name == "goodput":  # the share that misses
+            row["goodput_ratio"] = 1.0 - estimate.value
+        else:
+            row |= _bounded(f"{name}_ms", estimate, 1e3)
     server, tokens = measured.server, measured.tokens
     if tokens is not None:
         row |= _bounded("output_tokens_per_s", tokens.output_per_s, 1.0)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from batchtune.archive.table import figures_of_run
+from batchtune.archive.table import STREAM_COLUMNS, figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import Measurement
@@ -19,6 +19,7 @@ from batchtune.report.comparison import bucket_text
 from batchtune.report.findings import Marks, labels, text_of, worded
 from batchtune.report.live_view import measured_load
 from batchtune.report.words import alike, bottleneck_sentence, capitalised, limit_word
+from batchtune.scenario.spec.check import value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import best_point, measurement_of, spoilt_by, trial_bottleneck
@@ -28,6 +29,12 @@ from batchtune.units import percentage, rounded, rounded_duration
 _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]]] = {
     "requests/s": ("throughput", lambda measured: tables.interval(measured.throughput_rps)),
     "goodput /s": ("throughput", lambda measured: rounded(measured.goodput_rps)),
+    "goodput": (
+        "latency",
+        lambda measured: (
+            value_words("goodput", missed.value) if (missed := measured.latency_s.get("goodput")) else "–"
+        ),
+    ),
     "tokens/s": (
         "tokens",
         lambda measured: rounded(None if measured.tokens is None else measured.tokens.output_per_s.value),
@@ -86,10 +93,11 @@ _CSV_COLUMNS: Final = {
         )
         for end in ("", "_low", "_high")
     },
+    **{name: name for name in STREAM_COLUMNS},
     **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
     **{name: name for name in ("send_lag_p99_ms", "verdict")},
 }
-"""Column of --csv -> column of the table of trials; those of first tokens and gaps are left out without streams."""
+"""Column of --csv -> column of the table of trials; those of streams are left out without streams."""
 
 
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
@@ -128,7 +136,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
     limits = {load: None if models else trial_bottleneck(point, scenario) for load, point in measured.items()}
     marks = Marks(caveats={load: measurement_of(point).caveats for load, point in measured.items()})
     if measured:
-        rows = _rows(measured, named=named, limits=limits, marks=marks)
+        rows = _rows(measured, named=named, limits=limits, marks=marks, scenario=scenario)
         tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
         shown = "".join(cell for row in rows for cell in row)
         meanings = {
@@ -164,7 +172,8 @@ def print_points_csv(points: Sequence[Trial], *, scenario: Scenario | None = Non
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
     rows = [_csv_row(point, scenario) for point in points]
     given = {name for row in rows for name in row}
-    measured = [name for name in _CSV_COLUMNS if name in given or not name.startswith(("ttft_", "itl_"))]
+    of_streams = ("ttft_", "itl_", *STREAM_COLUMNS)
+    measured = [name for name in _CSV_COLUMNS if name in given or not name.startswith(of_streams)]
     writer = csv.DictWriter(sys.stdout, fieldnames=[*head, *measured, *tail])
     writer.writeheader()
     writer.writerows(rows)
@@ -179,7 +188,7 @@ def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> 
     measured = points_by_load(points)
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}
     marks = Marks(caveats=dict.fromkeys(measured, ()))
-    return _rows(measured, named=_named(measured), limits=limits, marks=marks)
+    return _rows(measured, named=_named(measured), limits=limits, marks=marks, scenario=scenario)
 
 
 def _named(measured: Mapping[str, Trial]) -> str:
@@ -201,16 +210,27 @@ def spoilt_message(points: Sequence[Trial]) -> str | None:
 
 
 def _rows(
-    measured: Mapping[str, Trial], *, named: str, limits: Mapping[str, Bottleneck | None], marks: Marks
+    measured: Mapping[str, Trial],
+    *,
+    named: str,
+    limits: Mapping[str, Bottleneck | None],
+    marks: Marks,
+    scenario: Scenario | None,
 ) -> list[list[str]]:
-    """Return the table of load points, headings first; `measured`: load -> trial, `named`: what a load is."""
+    """Return the table of load points, headings first; `measured`: load -> trial, `named`: what a load is.
+
+    Goodput is a share where the SLO limits it, else a rate; without any limit all requests would be good.
+    """
     headings = [
         *("requests/s", "rows/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "errors"),
         *("mean batch", "queue ms", "compute ms", "SLO"),
     ]
     if any(measurement_of(point).tokens is not None for point in measured.values()):  # streamed answers
+        is_limited = any("goodput" in measurement_of(point).latency_s for point in measured.values())
+        of_limits = ["goodput /s"] if scenario is None or scenario.slo.limits() else []
         headings = [
-            *("requests/s", "goodput /s", "tokens/s", "ttft_p50 ms", "ttft_p95 ms"),
+            *("requests/s", *(["goodput"] if is_limited else of_limits)),
+            *("tokens/s", "ttft_p50 ms", "ttft_p95 ms"),
             *("itl_p50 ms", "itl_p99 ms", "p50 ms", "p95 ms", "errors", "SLO"),
         ]
     several = named == "model"

@@ -416,6 +416,9 @@ def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
     further = ""
     if chosen.interval == "prediction":
         further = f"; 95 % of further runs: {_duration_span(chosen.latency_s.get(promise.name))}"
+    if promise.name == "goodput" and math.isfinite(promise.worst_s):
+        may, did = percentage(promise.limit_s), percentage(promise.worst_s)
+        return f"{head} {met} ({worst}; {did} of the requests missed a limit, {may} may)."
     if promise.kept < promise.runs:
         return f"{head} {met} ({worst}{further})."
     if not chosen.latency_s[promise.name].high <= promise.limit_s:

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from batchtune.cli.commands.run_load import _exit_code
 from batchtune.measure.caveats import caveat
+from batchtune.measure.measurement import TokenFigures
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded
 from batchtune.report.findings import Marks, advice_of, text_of
@@ -24,11 +26,12 @@ from batchtune.report.load_points import (
     print_points_csv,
     spoilt_message,
 )
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
 from batchtune.tune.trials.trial import Trial
 from tests.report.pages import Terminal, load_trial, rising_rates
-from tests.tune.answer.ledgers import streamed_ledger
+from tests.tune.answer.ledgers import STREAMED, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
@@ -307,6 +310,38 @@ def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_eit
     }
     assert kinds == {"latency": "none", "capacity": "device"}
     assert "limited by" not in trial_line(met)
+
+
+def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(capsys):
+    (trial, *_) = streamed_ledger()
+    tokens = TokenFigures(
+        prompt_mean=250.0,
+        output_mean=60.0,
+        output_per_s=Estimate(value=6e3, low=5e3, high=7e3),
+        untold_ratio=0.0,
+    )
+    trial = replace(trial, measurement=replace(trial.measurement, tokens=tokens))
+    missed = {**trial.measurement.latency_s, "goodput": Estimate(value=0.25, low=0.2, high=0.3)}
+    limited = replace(trial, measurement=replace(trial.measurement, latency_s=missed))
+    unlimited = STREAMED.model_copy(update={"slo": SloSpec()})
+    print_points([limited], scenario=STREAMED)
+    assert {"goodput", "75", "%"} <= {*capsys.readouterr().out.split()}
+    print_points([trial], scenario=STREAMED)
+    assert "goodput /s" in capsys.readouterr().out
+    print_points([trial], scenario=unlimited)
+    assert "goodput" not in capsys.readouterr().out
+    print_points_csv([limited], scenario=STREAMED)
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["goodput_ratio"], row["output_tokens_per_s"], row["prompt_tokens_mean"]) == (
+        "0.75",
+        "6000.0",
+        "250.0",
+    )
+    scenario = STREAMED.model_copy(update={"slo": STREAMED.slo.model_copy(update={"goodput": 0.9})})
+    judged = replace(limited.measurement, verdict="FAIL", verdict_reason=Coded("text", {"text": "too slow"}))
+    assert _exit_code([replace(limited, measurement=judged)], scenario) == 3
+    said = "the SLO is missed: too slow; goodput is 75 %, and the SLO says goodput ≥ 90 %"
+    assert said in capsys.readouterr().err
 
 
 def test_csv_has_first_tokens_and_gaps_of_streams(capsys):

@@ -43,6 +43,7 @@ from batchtune.report.load_points import (
     spoilt_message,
 )
 from batchtune.scenario.reader import lists_models
+from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.external import ExternalTarget
@@ -56,6 +57,7 @@ from batchtune.tune.trials.trial import FinishedTrial, TrialRequest, parts_of
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
+    from batchtune.measure.measurement import Measurement
     from batchtune.report.live_view import View
     from batchtune.tune.trials.trial import Trial
 
@@ -173,7 +175,8 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
     if judgement is None or judgement.verdict not in ("FAIL", "UNSURE"):
         return 0
     if judgement.verdict == "FAIL":
-        print(f"the SLO is missed: {text_of(judgement.verdict_reason)}", file=sys.stderr)
+        why = "; ".join([text_of(judgement.verdict_reason), *_missed_goodput(judgement, scenario)])
+        print(f"the SLO is missed: {why}", file=sys.stderr)
         return NoFeasibleConfigurationError.exit_code
     if scenario.load.requests is None:
         longer = f"the measured part was {rounded_duration(judgement.window_s)}: --set load.duration=DURATION"
@@ -181,6 +184,14 @@ def _exit_code(points: Sequence[Trial], scenario: Scenario) -> int:
         longer = f"{counted(judgement.requests, 'request')} were measured: --set load.requests=N"
     print(f"no verdict on the SLO: {text_of(judgement.verdict_reason)}; {longer}", file=sys.stderr)
     return InconclusiveError.exit_code
+
+
+def _missed_goodput(measured: Measurement, scenario: Scenario) -> Iterator[str]:
+    """Yield the goodput, where it is below its limit: another limit may be missed first."""
+    missed, allowed = measured.latency_s.get("goodput"), scenario.slo.limits().get("goodput")
+    if missed is not None and allowed is not None and missed.value > allowed:
+        limit = limit_words("goodput", allowed)
+        yield f"goodput is {value_words('goodput', missed.value)}, and the SLO says {limit}"
 
 
 def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:

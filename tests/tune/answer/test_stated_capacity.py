@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from batchtune.errors import BatchtuneError, InconclusiveError, MeasurementInvalidError
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.words import promise_sentence
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
@@ -227,6 +228,8 @@ def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> Non
     assert "goodput" not in plain["latency_s"]
     assert not any(name.endswith("_s") for name in promise)
     assert Recommendation.from_dict(plain) == answer
+    said = "goodput ≥ 90 %: met in 3 of 3 confirmation runs (worst 98 %; 2 % of the requests missed a limit, 10 % may)."
+    assert promise_sentence(answer.promises[-1], answer) == said
     older = {**plain["slo"], "goodput": 0.1}
     del older["goodput_ratio"]
     assert Recommendation.from_dict({**plain, "slo": older}) == answer

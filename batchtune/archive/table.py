@@ -67,12 +67,6 @@ All rows of one `load` were measured at once, at `factor` times the stated rates
 "alone"; in runs of older versions "flood of " and the model that got more than its rate.
 """
 
-STREAM_COLUMNS: Final = (
-    *("goodput_ratio", "output_tokens_per_s", "output_tokens_per_s_low", "output_tokens_per_s_high"),
-    *("prompt_tokens_mean", "output_tokens_mean"),
-)
-"""Columns that only streams have, beside those of first tokens and gaps; `goodput_ratio` where it is limited."""
-
 HIGHER_IS_BETTER: Final = frozenset(
     (
         *("throughput_rps", "throughput_rows_per_s", "goodput_rps", "goodput_ratio", "output_tokens_per_s"),
@@ -95,7 +89,7 @@ def trial_table(trials: Sequence[Trial]) -> Table:
         at = columns.index("configuration")
         columns[at:at] = COMPANY_COLUMNS
     at = columns.index("p50_ms")
-    streamed = ("ttft_", "itl_", *STREAM_COLUMNS)
+    streamed = ("ttft_", "itl_", "goodput_ratio", "prompt_tokens_", "output_tokens_")
     columns[at:at] = dict.fromkeys(name for row in rows for name in row if name.startswith(streamed))
     return {name: [_value(row.get(name)) for row in rows] for name in columns}
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from batchtune.archive.table import STREAM_COLUMNS, figures_of_run
+from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import Measurement
@@ -93,7 +93,10 @@ _CSV_COLUMNS: Final = {
         )
         for end in ("", "_low", "_high")
     },
-    **{name: name for name in STREAM_COLUMNS},
+    **{
+        name: name
+        for name in ("goodput_ratio", "output_tokens_per_s", "prompt_tokens_mean", "output_tokens_mean")
+    },
     **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
     **{name: name for name in ("send_lag_p99_ms", "verdict")},
 }
@@ -172,7 +175,7 @@ def print_points_csv(points: Sequence[Trial], *, scenario: Scenario | None = Non
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
     rows = [_csv_row(point, scenario) for point in points]
     given = {name for row in rows for name in row}
-    of_streams = ("ttft_", "itl_", *STREAM_COLUMNS)
+    of_streams = ("ttft_", "itl_", "goodput_ratio", "prompt_tokens_", "output_tokens_")
     measured = [name for name in _CSV_COLUMNS if name in given or not name.startswith(of_streams)]
     writer = csv.DictWriter(sys.stdout, fieldnames=[*head, *measured, *tail])
     writer.writeheader()

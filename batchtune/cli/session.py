@@ -349,7 +349,8 @@ def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
 
 
 def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> WrongAnswerError | None:
-    """Send one request to a server of kind http with an API of its own; return what is wrong with its answer.
+    """Send one request to a server of kind http with an API of its own, and read its metrics page; return what is wrong
+    with either.
 
     None: nothing is, or there is no answer yet, which the trials show.
     """
@@ -357,11 +358,14 @@ def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> 
         return None
     try:
         ask_once(target.endpoint, scenario.request)
+        # A server of OpenAI's API need not have the page of its preset: each trial says so.
+        fault = target.counters().page_fault if scenario.request.protocol == "http" else ""
     except WrongAnswerError as error:
         return error
     except TargetError:
-        pass
-    return None
+        return None
+    hint = "correct it, or measure without metrics: --set target.metrics=null"
+    return WrongAnswerError(f"target.metrics.url: {fault}", hint=hint) if fault else None
 
 
 def _require_first_answer(scenario: Scenario, target: CommandTarget, another: Configuration | None) -> None:

@@ -231,8 +231,10 @@ class Facts:
     @property
     def is_silent(self) -> bool:
         """Whether the server reports nothing of its batches, so that nothing shows that it has capacity left."""
-        silent = {"no_target_metrics", "no_server_counters"}
-        return self.run.server is None or any(caveat.code in silent for caveat in self.run.caveats)
+        silent, server = {"no_target_metrics", "no_server_counters", "no_metrics_page"}, self.run.server
+        if server is not None and not server.batches:
+            silent.add("missing_metrics")
+        return server is None or any(caveat.code in silent for caveat in self.run.caveats)
 
     @property
     def shows_room(self) -> bool:

@@ -52,6 +52,8 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "batched_twice": "everything",
     "no_server_counters": "server",
     "no_target_metrics": "server",
+    "no_metrics_page": "server",
+    "missing_metrics": "server",
     "slow_metrics": "server",
     "counters_went_back": "server",
     "host_pressure": "everything",

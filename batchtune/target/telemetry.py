@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Literal
 
 from batchtune.scenario.spec.http_server import MetricsSpec
@@ -47,6 +48,10 @@ class Counters:
     memory_peak_bytes: int | None = None
     # Metric name -> label pairs -> value.
     series: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]] = field(default_factory=dict)
+    # What is wrong with the page of `target.metrics`, with its URL; "": nothing.
+    page_fault: str = ""
+    # Key of `target.metrics` whose metric that page lacks -> the nearest name that it has, "" where none is near.
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +149,38 @@ def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Coun
     Raises:
         TargetError: the page does not answer.
     """
-    page = {} if metrics is None else _page(metrics.url, endpoint, hint="correct target.metrics.url")
-    series = {} if metrics is None else meant(metrics, page)
-    return Counters(monotonic_s=time.monotonic(), server_cpu_s=None, series=series)
+    if metrics is None:
+        return Counters(monotonic_s=time.monotonic(), server_cpu_s=None)
+    answer = answer_of(endpoint, metrics.url, hint="correct target.metrics.url")
+    page, fault = parse_prometheus(answer.text), ""
+    if answer.status_code != 200:
+        page, fault = {}, f"{metrics.url}: HTTP {answer.status_code}"
+    elif not page and answer.text.strip() and not re.search(r"^# (HELP|TYPE) ", answer.text, re.MULTILINE):
+        fault = f"{metrics.url}: not a page of Prometheus: {' '.join(answer.text[:100].split())}"
+    return Counters(
+        monotonic_s=time.monotonic(),
+        server_cpu_s=None,
+        series=meant(metrics, page),
+        page_fault=fault,
+        missing={} if fault else _missing(metrics, page),
+    )
 
 
-def _page(url: str, endpoint: Endpoint, *, hint: str = "") -> dict[str, _Series]:
+def _missing(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, str]:
+    """Return `Counters.missing` of a page."""
+    nearest = {}
+    sums = ("batch_size", "queue", "execution")
+    for key in (*sums, "batches", "rows", "running", "waiting"):
+        name, end = getattr(metrics, key), "_sum" if key in sums else ""
+        if name is not None and f"{name}{end}" not in page:
+            there = [other.removesuffix(end) for other in page if other.endswith(end)]
+            nearest[key] = next(iter(get_close_matches(name, there, n=1)), "")
+    return nearest
+
+
+def _page(url: str, endpoint: Endpoint) -> dict[str, _Series]:
     """Read the series of a Prometheus page; empty where there is no such page."""
-    answer = answer_of(endpoint, url, hint=hint)
+    answer = answer_of(endpoint, url)
     return parse_prometheus(answer.text) if answer.status_code == 200 else {}
 
 

@@ -247,7 +247,7 @@ class Loader:
                 *_cut_caveats(load.arrivals, samples),
             ),
         )
-        measurement = replace(measurement, caveats=self._with_own_advice(measurement.caveats, before, load))
+        measurement = replace(measurement, caveats=self._with_own_advice(measurement.caveats, after, load))
         if noise is not None:
             measurement = replace(measurement, canary_s=noise.canary_s)
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
@@ -271,17 +271,39 @@ class Loader:
         self, caveats: Sequence[Coded], counters: Counters, load: LoadRun
     ) -> tuple[Coded, ...]:
         """Replace the caveat of a server that counts no batches for servers other than TensorFlow Serving; leave it out
-        where the server's own metrics are read."""
+        where the server's own metrics are read, and say which of them the page lacks."""
         is_http = self._scenario.target.kind == "http"
         if not is_http and self._scenario.request.protocol in ("grpc", "rest"):
             return tuple(caveats)
-        own = () if is_http and counters.series else (caveat("no_target_metrics"),)
+        kept = tuple(note for note in caveats if note.code != "no_server_counters")
+        is_silent, own = len(kept) < len(caveats), self._metrics_caveats(counters)
         if self._outruns_metrics(load):
             every_s, run_s = self._metrics_every_s, load.arrivals.duration_s
-            own = (caveat("slow_metrics", every_s=every_s, run_s=run_s, needed_s=2.0 * every_s),)
-        return tuple(
-            kept for note in caveats for kept in (own if note.code == "no_server_counters" else (note,))
-        )
+            slow = caveat("slow_metrics", every_s=every_s, run_s=run_s, needed_s=2.0 * every_s)
+            own = (slow,) if is_silent else ()
+        elif is_silent and not own and not (is_http and any(counters.series.values())):
+            own = (caveat("no_target_metrics"),)
+        return (*kept, *own)
+
+    def _metrics_caveats(self, counters: Counters) -> tuple[Coded, ...]:
+        """Caveats of a page of `target.metrics`, read after a load, that cannot be read or lacks a metric; () without
+        batching, where a server need not count batches."""
+        target, in_force = self._scenario.target, self._target.in_force
+        if counters.page_fault:
+            return (caveat("no_metrics_page", answer=counters.page_fault),)
+        is_off = in_force is not None and in_force.known and in_force.batching is None
+        if not counters.missing or (is_off and target.means.rows is not None):
+            return ()
+        names = [
+            coded(
+                "metric_misspelt" if near else "metric_lacking",
+                name=getattr(target.metrics, key),
+                key=key,
+                near=near,
+            )
+            for key, near in counters.missing.items()
+        ]
+        return (caveat("missing_metrics", names=tuple(names)),)
 
     def _warm_up_caveats(self, load: LoadRun, window: Window, moved: ServerActivity) -> tuple[Coded, ...]:
         """Caveats of a warm-up that was too short; () where the whole run counts, or the parameters are not known."""

@@ -480,7 +480,7 @@ def test_no_advice_contradicts_its_case(kind: Kind) -> None:
         assert not (kind == "none" and not case.met and not case.closed and "raise the rate" in text), case
 
 
-@pytest.mark.parametrize("code", ["no_target_metrics", "no_server_counters"])
+@pytest.mark.parametrize("code", ["no_target_metrics", "no_server_counters", "no_metrics_page"])
 @pytest.mark.parametrize("concurrency", [64, None])
 def test_of_a_server_that_reports_no_batches_no_load_shows_capacity_left(
     code: str, concurrency: int | None

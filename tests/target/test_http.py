@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from batchtune.archive.run import create_run, open_run, write_original
-from batchtune.cli.session import beginning, not_put_back, put_back, run_restore, session
+from batchtune.cli.session import beginning, first_error, not_put_back, put_back, run_restore, session
 from batchtune.errors import ScenarioError, ServerGoneError, TargetError, UsageError, WrongAnswerError
 from batchtune.load.answers import require_answer
 from batchtune.scenario.payloads import build_requests
@@ -26,7 +26,7 @@ from batchtune.target import command, endpoint
 from batchtune.target.claim import state_folder
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
-from batchtune.target.telemetry import activity, read_meant_counters
+from batchtune.target.telemetry import Counters, activity, read_meant_counters
 from batchtune.tune.search.contenders import reference_configurations
 from tests.cli.in_process import answered
 from tests.cli.test_cli import batchtune
@@ -337,6 +337,37 @@ def test_metrics_go_by_what_their_names_mean(running: str) -> None:
     asked = scenario(url=f"{running}/score", launch=None, set=None, means={})
     with CommandTarget(asked.target) as target:
         assert not read_meant_counters(None, target.endpoint).series
+
+
+def reading_of(running: str, path: str, **names: str) -> Counters:
+    """A reading of the page at this path of a server of kind http."""
+    metrics = {"url": f"{running}{path}", **names}
+    asked = scenario(url=f"{running}/score", launch=None, set=None, means={}, metrics=metrics)
+    with CommandTarget(asked.target) as target:
+        return target.counters()
+
+
+def test_a_metrics_page_that_is_none_says_why(running: str) -> None:
+    assert reading_of(running, "/no-page").page_fault == f"{running}/no-page: HTTP 404"
+    other = reading_of(running, "/text")
+    assert other.page_fault == f"{running}/text: not a page of Prometheus: ok"
+    assert not reading_of(running, "/metrics", batches="batches_total").page_fault
+
+
+def test_names_that_a_metrics_page_lacks_are_noted_with_the_nearest_that_it_has(running: str) -> None:
+    names = {"batches": "batch_total", "rows": "rows_total", "execution": "exec_second", "waiting": "zzz"}
+    there = reading_of(running, "/metrics", **names)
+    assert there.missing == {"batches": "batches_total", "execution": "exec_seconds", "waiting": ""}
+
+
+def test_a_wrong_metrics_page_is_told_before_any_load(running: str) -> None:
+    metrics = {"url": f"{running}/no-page", "batches": "batches_total"}
+    asked = scenario(url=f"{running}/score", launch=None, set=None, means={}, metrics=metrics)
+    with CommandTarget(asked.target) as target:
+        told = first_error(asked, target)
+    assert told is not None
+    assert told.message == f"target.metrics.url: {running}/no-page: HTTP 404"
+    assert told.exit_code == 7
 
 
 def changed_in_place(url: str, **request: Any) -> Scenario:

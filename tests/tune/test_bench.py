@@ -337,6 +337,26 @@ def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_
     assert "no_server_counters" not in codes
 
 
+class MisnamedPage(FakeTarget):
+    """A server whose metrics page lacks a name of the scenario's."""
+
+    def counters(self) -> Counters:
+        return replace(super().counters(), series={}, missing={"batch_size": "batch_rows", "queue": ""})
+
+
+def test_a_name_that_the_metrics_page_lacks_is_told_once_a_load_has_run():
+    scenario = http_scenario(queue="zzz")
+    target = MisnamedPage(FakeClock(), law=Law())
+    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=target.clock)
+    measured = bench.run(plan_for(BATCHED)).trial.measurement
+    (note,) = (note for note in measured.caveats if note.code == "missing_metrics")
+    assert text_of(note) == (
+        "the server's metrics page lacks rows (target.metrics.batch_size; did you mean batch_rows?); "
+        "zzz (target.metrics.queue)"
+    )
+    assert "no_target_metrics" not in {note.code for note in measured.caveats}
+
+
 class SlowPage(FakeTarget):
     """A server whose metrics page shows what was counted once `every_s` have passed without a load."""
 

@@ -25,7 +25,13 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(200, "ok" if self.path == "/text" else json.dumps(parameters))
+        if self.path == "/no-page":
+            self._answer(404, "none")
+        elif self.path == "/metrics":
+            counted = "batches_total 2", "rows_total 6", "exec_seconds_sum 1.5", "exec_seconds_count 2"
+            self._answer(200, "\n".join(["# TYPE batches_total counter", *counted]))
+        else:
+            self._answer(200, "ok" if self.path == "/text" else json.dumps(parameters))
 
     def do_PUT(self) -> None:
         global changes_left

@@ -168,17 +168,21 @@ class MeasuringSession:
         runs and, where it fails, with `another` configuration too.
 
         Raises:
-            WrongAnswerError: it answers that request with an error, in each of these configurations.
+            WrongAnswerError: it answers that request with an error, in each of these configurations; or as
+                `require_metrics_page`.
             TargetError: it does not start, or does not take the configuration.
         """
         launches = scenario.target.launch is not None
         if not launches and (error := first_error(scenario, target)):
             raise error
+        if not launches:
+            require_metrics_page(scenario, target)
         target.apply(configuration)
         run = self.begin(scenario)
         if run is not None and not isinstance(target, ExternalTarget):
             target.keep_log(run.path / SERVER_LOG)
         if launches and isinstance(target, CommandTarget):
+            require_metrics_page(scenario, target)
             _require_first_answer(scenario, target, another)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
@@ -349,8 +353,7 @@ def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
 
 
 def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> WrongAnswerError | None:
-    """Send one request to a server of kind http with an API of its own, and read its metrics page; return what is wrong
-    with either.
+    """Send one request to a server of kind http with an API of its own; return what is wrong with its answer.
 
     None: nothing is, or there is no answer yet, which the trials show.
     """
@@ -358,14 +361,29 @@ def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> 
         return None
     try:
         ask_once(target.endpoint, scenario.request)
-        # A server of OpenAI's API need not have the page of its preset: each trial says so.
-        fault = target.counters().page_fault if scenario.request.protocol == "http" else ""
     except WrongAnswerError as error:
         return error
     except TargetError:
-        return None
-    hint = "correct it, or measure without metrics: --set target.metrics=null"
-    return WrongAnswerError(f"target.metrics.url: {fault}", hint=hint) if fault else None
+        pass
+    return None
+
+
+def require_metrics_page(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> None:
+    """Check that the page of `target.metrics` is one, if it answers yet; a server of OpenAI's API need not have that of
+    its preset, and each trial says so.
+
+    Raises:
+        WrongAnswerError: it is missing, or none of Prometheus.
+    """
+    if scenario.target.metrics is None or scenario.request.protocol == "openai":
+        return
+    try:
+        fault = target.counters().page_fault
+    except TargetError:
+        return
+    if fault:
+        hint = "correct it, or measure without metrics: --set target.metrics=null"
+        raise WrongAnswerError(f"target.metrics.url: {fault}", hint=hint)
 
 
 def _require_first_answer(scenario: Scenario, target: CommandTarget, another: Configuration | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from batchtune.archive.run import create_run, open_run, write_original
-from batchtune.cli.session import beginning, first_error, not_put_back, put_back, run_restore, session
+from batchtune.cli.session import beginning, not_put_back, put_back, run_restore, session
 from batchtune.errors import ScenarioError, ServerGoneError, TargetError, UsageError, WrongAnswerError
 from batchtune.load.answers import require_answer
 from batchtune.scenario.payloads import build_requests
@@ -360,14 +360,17 @@ def test_names_that_a_metrics_page_lacks_are_noted_with_the_nearest_that_it_has(
     assert there.missing == {"batches": "batches_total", "execution": "exec_seconds", "waiting": ""}
 
 
-def test_a_wrong_metrics_page_is_told_before_any_load(running: str) -> None:
+def test_a_wrong_metrics_page_is_told_before_any_load(running: str, tmp_path: Path) -> None:
     metrics = {"url": f"{running}/no-page", "batches": "batches_total"}
     asked = scenario(url=f"{running}/score", launch=None, set=None, means={}, metrics=metrics)
-    with CommandTarget(asked.target) as target:
-        told = first_error(asked, target)
-    assert told is not None
-    assert told.message == f"target.metrics.url: {running}/no-page: HTTP 404"
-    assert told.exit_code == 7
+    with (
+        session(asked, results=tmp_path, quiet=True) as current,
+        CommandTarget(asked.target) as target,
+        pytest.raises(WrongAnswerError) as told,
+    ):
+        current.launch(asked, target, asked.configuration({}))
+    assert told.value.message == f"target.metrics.url: {running}/no-page: HTTP 404"
+    assert told.value.exit_code == 7
 
 
 def changed_in_place(url: str, **request: Any) -> Scenario:

@@ -238,7 +238,10 @@ def _best(comparison: Comparison) -> Fact:
         why = tuple([pair_sentence(pair) for pair in comparison.pairs])
         return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
     if comparison.blocks < BLOCKS_NEEDED:
-        so_far = (*map(pair_sentence, comparison.pairs), f"Repeat with --blocks {BLOCKS_NEEDED} or more.")
+        so_far = (
+            *map(pair_sentence, comparison.pairs),
+            f"Let at least {BLOCKS_NEEDED} blocks end (--blocks).",
+        )
         return Fact(question="Which is best?", headline="Not decided", lines=so_far, tone="open")
     baseline = comparison.variants[0].name
     lines = (f"No variant is measurably better than {baseline}.",)
@@ -258,7 +261,9 @@ def _by_how_much(comparison: Comparison) -> Fact:
     )
     metrics = {pair.metric for pair in measured}
     if len(metrics) == 1:
-        headline = f"{headline} {labels('compared')[metrics.pop()]}"
+        metric = metrics.pop()
+        worse = values[0] > 1.0 if metric == "p95" else values[-1] < 1.0
+        headline = f"{headline} {labels('compared')[metric]}{' (worse)' if worse else ''}"
     lines = _one_pair(measured[0], comparison) if len(pairs) == 1 else [pair_sentence(pair) for pair in pairs]
     return Fact(question=question, headline=headline, lines=tuple(lines))
 

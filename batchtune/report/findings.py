@@ -114,6 +114,15 @@ def worded(document: Any, *, read_again: bool = False) -> Any:
     return document
 
 
+def without_infinities(document: Any) -> Any:
+    """Return a JSON document for other programs, in which a number that is not finite is null, not a string."""
+    if isinstance(document, dict):
+        return {name: without_infinities(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [without_infinities(value) for value in document]
+    return None if isinstance(document, str) and document in ("nan", "inf", "-inf") else document
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
     """Marks such as `(a)` that follow figures in a table and refer to the caveats below it.

@@ -6,7 +6,7 @@ import csv
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
@@ -237,11 +237,13 @@ def _rows(
             *("itl_p50 ms", "itl_p99 ms", "p50 ms", "p95 ms", "errors", "SLO"),
         ]
     several = named == "model"
+    shown = {touched for heading in headings for touched in _FIGURES.get(heading, ("latency", None))[:1]}
+    everywhere: list[Touches] = ["everything", *(kind for kind in get_args(Touches) if kind not in shown)]
     return [
         ["offered /s" if named == "rate" else named, *(["load"] if several else []), *headings, "limited by"],
         *(
             [
-                marks.head(load),
+                marks.marked(load, load, *everywhere),
                 *([measured_load(measurement_of(point))] if several else []),
                 *figure_cells(
                     measurement_of(point), headings, marks=marks, whose=load, counts=spoilt_by(point) is None

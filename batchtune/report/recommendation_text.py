@@ -94,6 +94,9 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     """
     codes = {"emulated_device", "errors", "growing_backlog", "not_steady"} | CLIENT_CODES
     codes |= set() if chosen.established else HOST_CODES
+    codes -= (
+        set() if chosen.capacity is None else {"growing_backlog"}
+    )  # of runs above it, which show where it ends
     said: set[str] = set()
     of_references = (
         (caveat, f" ({words.reference_text(reference.name)})")

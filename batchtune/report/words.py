@@ -394,7 +394,7 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     else:
         how = f": met in {capacity.held} of {counted(runs, 'confirmation run')}"
     shown = f" ({latency})" if latency else ""
-    missed = NO_MISS
+    missed = _no_miss(capacity)
     if capacity.missed_rps is not None:
         missed = (
             f"{'the limit is below' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
@@ -403,6 +403,13 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     if capacity.crossing_rps is not None:
         likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
     return f"capacity {likely}{rounded(capacity.held_rps)}/s{how}{shown}; {missed}"
+
+
+def _no_miss(capacity: Capacity | None) -> str:
+    """State that no rate counts as missed, and the lowest that a single run missed, if one did."""
+    if capacity is None or capacity.doubtful_rps is None:
+        return NO_MISS
+    return f"a run missed the SLO at {rounded(capacity.doubtful_rps)}/s, but no second one confirms it"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
@@ -484,7 +491,7 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             return f"only {question.held} of {runs} {met}"
         case "wide":
             if question.high is None:
-                return f"{NO_MISS}, so it may serve more"
+                return f"{_no_miss(chosen.capacity)}, so it may serve more"
             return f"its capacity may be up to ×{rounded(question.high)}"
         case "rivals":
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""

@@ -38,6 +38,12 @@ BUSY = caveat("client_busy", cpu_ratio=0.95)
 LATE = caveat("client_late", lag_s=0.003)
 STEAL = caveat("host_steal", steal_ratio=0.05)
 EMULATED = caveat("emulated_device")
+TOKENS = TokenFigures(
+    prompt_mean=250.0,
+    output_mean=60.0,
+    output_per_s=Estimate(value=6e3, low=5e3, high=7e3),
+    untold_ratio=0.0,
+)
 BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
 SERVER = ServerActivity(
     duration_s=1.0,
@@ -314,13 +320,7 @@ def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_eit
 
 def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(capsys):
     (trial, *_) = streamed_ledger()
-    tokens = TokenFigures(
-        prompt_mean=250.0,
-        output_mean=60.0,
-        output_per_s=Estimate(value=6e3, low=5e3, high=7e3),
-        untold_ratio=0.0,
-    )
-    trial = replace(trial, measurement=replace(trial.measurement, tokens=tokens))
+    trial = replace(trial, measurement=replace(trial.measurement, tokens=TOKENS))
     missed = {**trial.measurement.latency_s, "goodput": Estimate(value=0.25, low=0.2, high=0.3)}
     limited = replace(trial, measurement=replace(trial.measurement, latency_s=missed))
     unlimited = STREAMED.model_copy(update={"slo": SloSpec()})
@@ -342,6 +342,14 @@ def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(cap
     assert _exit_code([replace(limited, measurement=judged)], scenario) == 3
     said = "the SLO is missed: too slow; goodput is 75 %, and the SLO says goodput ≥ 90 %"
     assert said in capsys.readouterr().err
+
+
+def test_a_caveat_of_columns_that_a_table_of_streams_lacks_is_marked_at_the_load(capsys):
+    (trial, *_) = streamed_ledger()
+    measured = replace(trial.measurement, caveats=(caveat("no_target_metrics"),), tokens=TOKENS)
+    print_points([replace(trial, measurement=measured)], scenario=STREAMED)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("100"))
+    assert "(a)" in row
 
 
 def test_csv_has_first_tokens_and_gaps_of_streams(capsys):

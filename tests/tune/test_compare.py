@@ -174,7 +174,7 @@ def test_with_too_few_blocks_no_variant_is_called_best():
     _, found = run(chosen_variants(few), blocks=2)
     best, _, sure, _ = comparison_facts(found)
     assert (best.headline, sure.headline) == ("Not decided", "Not decided")
-    assert best.lines[-1] == "Repeat with --blocks 6 or more."
+    assert best.lines[-1] == "Let at least 6 blocks end (--blocks)."
 
 
 def test_a_variant_that_fails_is_left_out_and_the_others_go_on():

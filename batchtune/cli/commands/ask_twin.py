@@ -92,6 +92,8 @@ def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:
     if scenario.target.models or not scenario.sizes_batches:
         whose = "several models" if scenario.target.models else "a server that batches continuously"
         hint = "name the run of a sweep of one model; `batchtune load` measures any other"
+        if scenario.streams:
+            hint = "plan and simulate do not work for it; `batchtune load` with --rate measures other rates"
         if not scenario.target.models and not scenario.streams:
             whose = "a server of kind http without target.means.rows"
             hint = "add means: {rows: PARAMETER} to target, with the parameter for the rows of a batch; then sweep"

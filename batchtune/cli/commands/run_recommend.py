@@ -7,6 +7,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -31,7 +32,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.report.findings import worded
+from batchtune.report.findings import without_infinities, worded
 from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -160,7 +161,7 @@ def conclude(
     offer = longer if chosen.established and chosen.may_find_more else None
     if json:
         document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
-        print(json_text.dumps(document, indent=2, allow_nan=False))
+        print(json_text.dumps(without_infinities(document), indent=2, allow_nan=False))
     else:
         shown = dialect == own_dialect or write is not None
         file = parameters_file(run, write if dialect == own_dialect else None, chosen)
@@ -170,7 +171,8 @@ def conclude(
             command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
         show = print_recommendation if why else partial(print_answer, why=f"{again}--why")
-        show(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer)
+        with redirect_stdout(sys.stderr if dialect == "json" and not shown else sys.stdout):
+            show(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer)
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code

@@ -85,6 +85,7 @@ class Capacity:
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
     `crossing_rps`: for streams, the rate between the two at which latencies cross the nearest limit; None: unknown.
+    `doubtful_rps`: where no rate counts as missed, the lowest above `held_rps` that a run missed; None: no run did.
     `search_rps`: the highest rate that the search held, of which `held_rps` is a share; None: as it is no share.
     """
 
@@ -97,6 +98,7 @@ class Capacity:
     is_bound: bool = False
     crossing_rps: float | None = None
     search_rps: float | None = None
+    doubtful_rps: float | None = None
 
     @property
     def likely_rps(self) -> float:
@@ -439,10 +441,12 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     if crossing is not None:  # above what any run answered the line would be continued into an overload
         answered_rps = max(run.answered_rps for run in bracket.runs)
         crossing = min(max(min(crossing, answered_rps), held_rps), missed_rps)
+    doubtful_rps = math.inf if math.isfinite(missed_rps) else bracket.missed_once(held_rps)
     is_confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
     fresh = bracket.confirmations(held_rps)
     return Capacity(
         crossing_rps=crossing,
+        doubtful_rps=doubtful_rps if math.isfinite(doubtful_rps) else None,
         search_rps=bracket.held_rps if bracket.stated_rps and not is_confirmed else None,
         held_rps=held_rps,
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,

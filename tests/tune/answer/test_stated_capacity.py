@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batchtune.errors import BatchtuneError, InconclusiveError, MeasurementInvalidError
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.words import promise_sentence
+from batchtune.report.words import confidence_sentence, figures_sentence, promise_sentence
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
@@ -208,6 +208,16 @@ def test_where_only_a_probe_ran_which_met_the_slo_too_little_was_measured() -> N
     probe = asked(planted(1, throughput=50.0, p95_s=0.01, batching=None, source="probe"), concurrency=1)
     with pytest.raises(InconclusiveError, match="too little was measured"):
         recommend([probe], scenario=SCENARIO)
+
+
+def test_a_single_miss_that_does_not_count_is_named() -> None:
+    trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in range(1, 6)]
+    answer = recommend([*trials, at_rate(6, 140.0, 22.0)], scenario=SCENARIO)
+    assert answer.capacity is not None
+    assert (answer.capacity.missed_rps, answer.capacity.doubtful_rps) == (None, 140.0)
+    said = "a run missed the SLO at 140/s, but no second one confirms it"
+    assert said in figures_sentence(answer)
+    assert f"{said}, so it may serve more" in confidence_sentence(answer)
 
 
 def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> None:

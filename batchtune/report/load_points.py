@@ -145,7 +145,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
         meanings = {
             "[≥": "[≥ …]: the upper end is not known",
             "unbounded": "unbounded: too many requests failed",
-            "(a)": "marks such as (a) refer to the warnings below",
+            "(a": "marks such as (a) refer to the warnings below",
         }
         explained = (text for sign, text in meanings.items() if sign in shown)
         tables.print_text(f"{'; '.join(['Brackets are 95 % intervals', *explained])}.", "")

@@ -346,10 +346,12 @@ def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(cap
 
 def test_a_caveat_of_columns_that_a_table_of_streams_lacks_is_marked_at_the_load(capsys):
     (trial, *_) = streamed_ledger()
-    measured = replace(trial.measurement, caveats=(caveat("no_target_metrics"),), tokens=TOKENS)
+    measured = replace(trial.measurement, caveats=(caveat("no_target_metrics"), STEAL), tokens=TOKENS)
     print_points([replace(trial, measurement=measured)], scenario=STREAMED)
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("100"))
-    assert "(a)" in row
+    text = capsys.readouterr().out
+    (row,) = (line for line in text.splitlines() if line.startswith("100"))
+    assert row.startswith("100 (a, b)")
+    assert "refer to the warnings below" in " ".join(text.split())
 
 
 def test_csv_has_first_tokens_and_gaps_of_streams(capsys):

@@ -16,6 +16,7 @@ import pytest
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import UsageError
 from batchtune.measure.caveats import caveat
+from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import (
     comparison_facts,
     comparison_text,
@@ -175,6 +176,17 @@ def test_with_too_few_blocks_no_variant_is_called_best():
     best, _, sure, _ = comparison_facts(found)
     assert (best.headline, sure.headline) == ("Not decided", "Not decided")
     assert best.lines[-1] == "Let at least 6 blocks end (--blocks)."
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "worse"), [("p95", 1.86, True), ("p95", 0.5, False), ("throughput", 0.5, True)]
+)
+def test_a_ratio_for_the_worse_is_called_so(metric: Any, value: float, worse: bool) -> None:
+    _, found = run(chosen_variants(scenarios(off=OFF, on=BATCHED)), blocks=2)
+    ratio = Estimate(value=value, low=value, high=value)
+    pair = replace(found.pairs[0], metric=metric, ratio=ratio)
+    _, by_how_much, *_ = comparison_facts(replace(found, pairs=(pair,), answers=()))
+    assert by_how_much.headline.endswith(" (worse)") == worse
 
 
 def test_a_variant_that_fails_is_left_out_and_the_others_go_on():

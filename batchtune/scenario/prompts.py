@@ -202,7 +202,7 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
                 f"{path}:{number}: unknown key {unknown[0]!r}; known: {', '.join(known)}",
                 hint="keys of every request are set in request.openai.body",
             )
-        for message in messages if is_chat else ():
+        for message in content if isinstance(content, list) else ():
             if _text_of(message) is None and not message.get("tool_calls"):
                 raise ScenarioError(f"{path}:{number}: a message without content: {json.dumps(message)[:80]}")
         most = given.get("max_tokens")

@@ -492,7 +492,7 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
         case "wide":
             if question.high is None:
                 return f"{_no_miss(chosen.capacity)}, so it may serve more"
-            return f"its capacity may be up to ×{rounded(question.high)}"
+            return f"its capacity may be up to ×{rounded(question.high)} of what is stated"
         case "rivals":
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
             far = "by an unknown factor" if question.high is None else f"by up to ×{rounded(question.high)}"

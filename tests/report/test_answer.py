@@ -199,7 +199,7 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
         (OpenQuestion(code="unconfirmed"), "no confirmation run was made"),
         (OpenQuestion(code="unconfirmed", held=1), "only 1 confirmation run met the SLO, 3 are needed"),
         (OpenQuestion(code="unconfirmed", held=2, missed=1), "only 2 of 3 confirmation runs met the SLO"),
-        (OpenQuestion(code="wide", high=1.4), "its capacity may be up to ×1.4"),
+        (OpenQuestion(code="wide", high=1.4), "its capacity may be up to ×1.4 of what is stated"),
         (OpenQuestion(code="wide"), "no rate that misses the SLO was found, so it may serve more"),
         (
             OpenQuestion(code="rivals", labels=("a", "b"), high=1.2),

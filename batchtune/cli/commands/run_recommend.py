@@ -233,7 +233,7 @@ def _way_on(
         return None
     step = to_establish(run, scenario, trials, asked=asked)
     if step is not None:
-        error.hint = f"to confirm it: {step}"
+        error.hint = f"to look further: {step}"
     return step
 
 

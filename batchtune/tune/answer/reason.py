@@ -278,7 +278,7 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
     if scenario.objective == "capacity":
         if lone is None:
             return None
-        return "a lone request keeps it, so a rate low enough would: too little time to find one"
+        return "a lone request meets it, so a lower rate may too: the sweep had no time to look for one"
     if len(batched) < min(batched_least, math.prod(len(axis.values) for axis in scenario.axes.values())):
         tried, was = counted(len(batched), "configuration"), "was" if len(batched) == 1 else "were"
         return f"whether another would is not known: only {tried} with batching {was} tried"

@@ -31,8 +31,9 @@ high."""
 BACK = 0.85
 """Rate taken as held, as a share of the lowest missed one, where runs held but each rate has as many misses."""
 
-UNCONFIRMED = 0.9
-"""Rate stated before confirmation runs, as a share of what the search held: the best of many runs was also lucky."""
+UNCONFIRMED = 0.87
+"""Rate stated before confirmation runs, as a share of what the search held: the best of many runs was also lucky. Below
+1 / WIDTH, so that a run that holds WIDTH times the confirmed rate does not put an unconfirmed one in its place."""
 
 STEP_DOWN = 0.95
 """Factor to the next lower rate of a leader whose confirmation runs failed."""
@@ -236,13 +237,14 @@ class Bracket:
 
     @cached_property
     def stated_rps(self) -> float:
-        """Rate that is stated as held, requests/s: `confirmed_rps`; while there is none, UNCONFIRMED times `held_rps`.
+        """Rate that is stated as held, requests/s: `confirmed_rps`, or UNCONFIRMED times `held_rps` if that
+        is more.
 
         The second stays at STEP_DOWN times the lowest rate whose confirmation runs failed, or below.
         """
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
-        return self.confirmed_rps or min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps)
+        return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
 
     @cached_property
     def stated_missed_rps(self) -> float:

@@ -51,14 +51,14 @@ Next        deploy   batchtune-model-server --model_base_path=PATH/fake --batchi
 GOLDEN_CAPACITY = """\
 fake by gRPC, 1 row per request, poisson arrivals
 Recommended max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
-Gain        ×3.47 [2.86, 4.22] capacity over no batching. ×1.80 [1.54, 2.11]
+Gain        ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18]
             capacity over the server's defaults.
             Capacity 2,000/s: met in 3 of 3 confirmation runs (p95
             38.0-39.2 ms); the limit is below 2,280/s.
                              met /s  limit below /s     p95 ms  runs  gain [least, most]
             recommended       2,000           2,280  38.0-39.2     3
-            no batching         540             700       30.0     1  ×3.47 [2.86, 4.22]
-            server defaults   1,080           1,300       30.0     1  ×1.80 [1.54, 2.11]
+            no batching         522             700       30.0     1  ×3.53 [2.86, 4.37]
+            server defaults   1,040           1,300       30.0     1  ×1.83 [1.54, 2.18]
 """
 
 

@@ -327,6 +327,10 @@ class Bench:
         late = (samples.status == Status.OK).any() or outcome.probes or not outcome.figures.waited
         if late and is_overload(samples):
             return None  # it was overwhelmed, and that is an answer
+        # A load that was ended early may have been ended before the first answer; a lone request waits behind it.
+        model = self._models.get("") if samples.stopped_early and is_overload(samples) else None
+        if model is not None and model.answers_one(model.scenario.request.timeout_s):
+            return None
         return unanswered(samples)
 
 

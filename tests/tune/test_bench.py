@@ -91,6 +91,28 @@ def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
     assert "no request was answered: 16 × UNFINISHED" in found.trial.failure
 
 
+class LateFleet(FakeFleet):
+    """The load is ended before the first of its answers, all of which come; a lone request is answered at once."""
+
+    def run(self, job, **options):
+        samples = super().run(job, **options)
+        if len(samples) < 2:
+            return samples
+        unfinished = np.full_like(samples.status, int(Status.UNFINISHED))
+        never = np.full_like(samples.done_ns, NEVER_NS)
+        return replace(samples, status=unfinished, done_ns=never, stopped_early=True)
+
+
+def test_a_server_whose_answers_only_come_too_late_is_overloaded_and_has_not_failed():
+    target = FakeTarget(FakeClock(), law=Law())
+    bench = Bench(
+        open_loop(300), target, LateFleet(target), on_live=lambda _plan, _live: None, now_s=target.clock
+    )
+    trial = bench.run(plan_for(NO_BATCHING, source="load")).trial
+    assert (trial.state, trial.failure, trial.feasible) == ("complete", None, False)
+    assert trial.measurement.verdict == "FAIL"
+
+
 def test_a_server_that_answers_nothing_has_failed_also_beside_a_slow_client():
     """And not "INVALID: the load generator was the limit" beside "no request was answered"."""
 

@@ -209,9 +209,7 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
             hint="set target.url to where it leads",
         )
     if answer.status_code not in requests.ok.status:
-        hint = "request.body is not what the app takes, or the app fails: its log says why"
-        if answer.status_code in (404, 405):
-            hint = "the app has no such path or method: set target.url, or request.method"
+        hint = _hint_at(answer.status_code, requests.bodies[0])
         error_type = TargetError if answer.status_code in not_now else WrongAnswerError
         raise error_type(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
     if requests.protocol == "openai" and (failure := error_within(bytes(read))):
@@ -236,6 +234,14 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
             "the app's log says why; where this is a right answer, set request.ok.path to a place that it has"
         )
         raise WrongAnswerError(f"{url}: {failure}", hint=hint)
+
+
+def _hint_at(status: int, body: bytes) -> str:
+    """Return what to do about a first answer with this status, to a request with this body."""
+    hint = "request.body is not what the app takes, or the app fails: its log says why"
+    if status in (404, 405):
+        return "the app has no such path or method: set target.url, or request.method"
+    return f"{hint}; the body sent: {body[:200].decode('utf-8', 'replace')}" if 400 <= status < 500 else hint
 
 
 def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:

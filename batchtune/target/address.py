@@ -296,7 +296,7 @@ def _rest_of(rest_url: str) -> dict[str, Any]:
 
 def _spoken(endpoint: Endpoint) -> Protocol | None:
     """Return the protocol of a server's REST: KServe's where GET /v2 lists extensions, TensorFlow Serving's
-    where the answer is any other JSON; None: it is no JSON.
+    where the answer is JSON with an error; None: neither.
 
     Raises:
         TargetError: nobody answers.
@@ -316,7 +316,9 @@ def _spoken(endpoint: Endpoint) -> Protocol | None:
         document = answer.json()
     except ValueError:
         return None
-    return "kserve_rest" if answer.status_code == 200 and "extensions" in document else "rest"
+    if answer.status_code == 200 and "extensions" in document:
+        return "kserve_rest"
+    return "rest" if "error" in document else None
 
 
 def _no_model_server(endpoint: Endpoint, model: str | None) -> TargetError:

@@ -184,6 +184,8 @@ def in_words(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     if isinstance(error, httpx.ConnectError):
+        if "WRONG_VERSION_NUMBER" in str(error) or "RECORD_LAYER_FAILURE" in str(error):
+            return "no TLS connection: the server speaks http, not https"
         return f"no TLS connection: {error}" if "SSL" in str(error) else "no connection"
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return "the connection was closed without an answer"

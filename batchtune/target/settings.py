@@ -404,7 +404,14 @@ class Settings:
             hint="is the server up, and is this its address?",
         )
         if answer.status_code >= 300:
-            raise TargetError(f"{method} {url}: HTTP {answer.status_code}: {answer.text[:300].strip()}")
+            is_absent, key = answer.status_code in (404, 405), "read" if method == "GET" else "url"
+            hint = (
+                f"the server has no such path or method: correct target.set.request.{key}"
+                if is_absent
+                else ""
+            )
+            said = answer.text[:300].strip()
+            raise TargetError(f"{method} {url}: HTTP {answer.status_code}: {said}", hint=hint)
         try:
             return answer.json() if answer.content else None
         except ValueError:

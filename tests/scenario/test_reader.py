@@ -357,6 +357,14 @@ def test_names_of_attributes_are_no_keys() -> None:
     assert error.hint == "did you mean 'p95'?"
 
 
+@pytest.mark.parametrize("part", ["slo", "request.ok", "target.means"])
+def test_null_unsets_a_whole_part(part: str) -> None:
+    rest = ["load.arrivals=closed", "load.rate=null", "load.concurrency=4", "objective=throughput"]
+    scenario = parse_scenario(OPEN, overrides=["slo=null", *rest, f"{part}=null"])
+    plain = parse_scenario(OPEN, overrides=["slo=null", *rest, f"{part}={{}}"])
+    assert scenario == plain
+
+
 def test_overrides_replace_single_keys() -> None:
     scenario = parse_scenario(
         SMALL,

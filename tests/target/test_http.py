@@ -176,6 +176,31 @@ def test_a_wrong_app_is_told_before_any_load(running: str, path: str, said: str)
         assert told.value.hint
 
 
+def test_a_body_that_the_app_does_not_take_is_shown(running: str) -> None:
+    asked = scenario(url=f"{running}/refuses", launch=None, set=None, means={})
+    with CommandTarget(asked.target) as target:
+        requests = build_requests(asked.request, {}, model_name="x")
+        with pytest.raises(WrongAnswerError, match="field required") as told:
+            require_answer(target.endpoint, requests, is_json=True)
+    assert f"the body sent: {requests.bodies[0].decode()[:200]}" in told.value.hint
+
+
+def test_an_address_of_https_at_a_server_of_http_and_a_missing_path_of_parameters_are_told(
+    running: str,
+) -> None:
+    asked = attached(running)
+    wrong = asked.document()
+    wrong["target"]["set"]["request"]["read"] = f"{running}/no-page"
+    with (
+        CommandTarget(parse_scenario(json.dumps(wrong), source="x").target) as target,
+        pytest.raises(TargetError, match="HTTP 404") as told,
+    ):
+        target.attach()
+    assert "target.set.request.read" in told.value.hint
+    with pytest.raises(TargetError, match="the server speaks http, not https"):
+        endpoint.answer_of(target.endpoint, running.replace("http:", "https:"))
+
+
 @pytest.mark.parametrize(
     ("path", "said"), [("/fails", "HTTP 500"), ("/moved", "a redirect"), ("/page", "not JSON")]
 )

@@ -16,6 +16,7 @@ from pydantic import (
     PlainSerializer,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -38,6 +39,21 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset_parts(cls, given: Any) -> Any:
+        """Leave out the parts that are null, as `--set slo=null` does: they have their defaults."""
+        parts = {
+            field.alias or name
+            for name, field in cls.model_fields.items()
+            if isinstance(field.annotation, type)
+            and issubclass(field.annotation, Spec)
+            and not field.is_required()
+        }
+        if not isinstance(given, Mapping):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in parts}
 
 
 # Durations, rates and ratios with their unit, counts.

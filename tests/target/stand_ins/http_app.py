@@ -20,6 +20,8 @@ changes_left = int(os.environ.get("CHANGES", "0"))
 
 cold_left = int(os.environ.get("COLD", "0"))
 
+FAULTS = {"/fails": (500, "no model"), "/refuses": (422, "features: field required")}
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -61,9 +63,10 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/score":
             answer = {"score": json.loads(body), "size": parameters["app"]["size"], "error": None}
             self._answer(200, json.dumps(answer))
-        elif self.path == "/fails":
+        elif self.path in FAULTS:
+            status, detail = FAULTS[self.path]
             print("KeyError: 'features'", file=sys.stderr, flush=True)
-            self._answer(500, json.dumps({"detail": "no model"}))
+            self._answer(status, json.dumps({"detail": detail}))
         elif self.path == "/unloaded":
             self._answer(200, json.dumps({"error": "model not loaded"}))
         elif self.path == "/page":

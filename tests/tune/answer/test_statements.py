@@ -16,6 +16,7 @@ import pytest
 from batchtune.archive.run import create_run
 from batchtune.cli.commands.run_recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
+from batchtune.measure.caveats import caveat
 from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.report.words import gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
@@ -447,6 +448,20 @@ def test_a_confirmation_run_whose_server_ended_is_counted_as_missed(deaths: int,
         assert text.count(f"met in 3 of {3 + deaths} confirmation runs") == 2
         of_all = f"{deaths} of the {3 + deaths} confirmation runs of max_batch_size=4 failed"
         assert f"{of_all}: the server exited with 1." in text
+
+
+def test_a_run_above_the_stated_capacity_is_no_warning_about_it() -> None:
+    scenario = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "60ms"})
+    small = {"max_batch_size": 4}
+    trials = [at_rate(number, 100.0, 0.02, batching=small) for number in range(1, 4)]
+    chosen = replace(
+        recommend(trials, scenario=scenario), caveats=(caveat("growing_backlog", answered_ratio=0.9),)
+    )
+    assert chosen.capacity is not None
+    short, _ = texts_of(chosen, scenario)
+    assert "above capacity" not in short
+    short, _ = texts_of(replace(chosen, capacity=None), scenario)
+    assert "above capacity" in short
 
 
 def test_trials_that_failed_beside_others_are_a_warning_with_the_commonest_reason() -> None:

@@ -17,13 +17,20 @@ from numpy.typing import NDArray
 
 from batchtune.errors import TargetError, UsageError, WrongAnswerError
 from batchtune.load.clients.client import content_headers, grpc_path, http_path
-from batchtune.load.samples import Recorder, Status, error_within
+from batchtune.load.samples import Recorder, Status, error_within, http_words
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.target import name_in
 from batchtune.scenario.spec.workload import Protocol, RequestSpec
-from batchtune.target.endpoint import Endpoint, control_channel, control_client, in_words, listed_models
+from batchtune.target.endpoint import (
+    Endpoint,
+    control_channel,
+    control_client,
+    in_words,
+    listed_models,
+    meaning_of,
+)
 from batchtune.wire.kserve_infer import decode_infer_json, decode_infer_response
 from batchtune.wire.tfserving.rest_json import decode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response
@@ -209,14 +216,14 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
             hint="set target.url to where it leads",
         )
     if answer.status_code not in requests.ok.status:
-        hint = _hint_at(answer.status_code, requests.bodies[0])
+        hint = _hint_at(answer.status_code, text, requests)
         error_type = TargetError if answer.status_code in not_now else WrongAnswerError
-        raise error_type(f"{url}: HTTP {answer.status_code}: {text}", hint=hint)
-    if requests.protocol == "openai" and (failure := error_within(bytes(read))):
-        raise WrongAnswerError(f"{url}: {failure}", hint="the server's log says why")
+        raise error_type(f"{url}: {http_words(answer.status_code)}: {text}", hint=hint)
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    if requests.protocol == "openai":
+        _require_tokens(url, kind, bytes(read), text)
     if not is_json:
         return
-    kind = answer.headers.get("content-type", "").partition(";")[0]
     try:
         document = orjson.loads(bytes(read))
     except ValueError as error:
@@ -236,12 +243,31 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
         raise WrongAnswerError(f"{url}: {failure}", hint=hint)
 
 
-def _hint_at(status: int, body: bytes) -> str:
-    """Return what to do about a first answer with this status, to a request with this body."""
-    hint = "request.body is not what the app takes, or the app fails: its log says why"
+def _hint_at(status: int, text: str, requests: RequestSet) -> str:
+    """Return what to do about a first answer with this status and text."""
     if status in (404, 405):
         return "the app has no such path or method: set target.url, or request.method"
-    return f"{hint}; the body sent: {body[:200].decode('utf-8', 'replace')}" if 400 <= status < 500 else hint
+    if status == 429:
+        return "send fewer requests, or raise the limit of the server"
+    if known := meaning_of(text):
+        return known
+    what = "the request (request.openai)" if requests.protocol == "openai" else "request.body"
+    hint = f"{what} is not what the app takes, or the app fails: its log says why"
+    body = requests.bodies[0][:200].decode("utf-8", "replace")
+    return f"{hint}; the body sent: {body}" if 400 <= status < 500 else hint
+
+
+def _require_tokens(url: str, kind: str, body: bytes, text: str) -> None:
+    """Raise WrongAnswerError where an answer of protocol openai is an error, or has neither server-sent events nor a
+    JSON object; `kind`: its content type, `text`: its beginning."""
+    if failure := error_within(body):
+        raise WrongAnswerError(f"{url}: {failure}", hint="the server's log says why")
+    has_events = any(line.startswith(b"data:") for line in body.splitlines())
+    if not has_events and not body.lstrip().startswith(b"{"):
+        raise WrongAnswerError(
+            f"{url}: the answer is {kind or 'of no type'}, neither events nor JSON: {text}",
+            hint="is target.url right? A proxy or a page to log in may answer in place of the server",
+        )
 
 
 def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from batchtune.load.samples import (
     GOOD,
     NEVER_NS,
     PENDING,
+    TEXTLESS,
     Columns,
     Samples,
     Status,
@@ -192,6 +193,7 @@ def _streams_of(columns: Columns, issued: slice | NDArray[np.int64], start_ns: i
         gaps_ns=gaps_ns,
         gap_ended_ns=ended_ns - start_ns,
         gaps_one_in=columns.header[GAP_STRIDE] or 1,
+        textless=columns.header[TEXTLESS],
     )
 
 

@@ -83,7 +83,8 @@ class Streams:
 
     `prompt_tokens`, `output_tokens` (n,): by the server's `usage`; 0 where it gave none. `gap_p99_ns` (n,): 0.99
     quantile of the request's own gaps between tokens; 0 with fewer than two tokens. `gaps_ns` (m,): the gaps of all
-    requests, of each `gaps_one_in` one; `gap_ended_ns` (m,): when each ended.
+    requests, of each `gaps_one_in` one; `gap_ended_ns` (m,): when each ended. `textless`: answers that came as events,
+    none of which had text.
     """
 
     prompt_tokens: NDArray[np.int64]
@@ -92,6 +93,7 @@ class Streams:
     gaps_ns: NDArray[np.int64]
     gap_ended_ns: NDArray[np.int64]
     gaps_one_in: int = 1
+    textless: int = 0
 
     def of_rows(self, rows: Any) -> Streams:
         """Return the requests of `rows`, an index or a slice; the gaps stay those of all requests."""
@@ -281,6 +283,7 @@ def _all_streams(parts: Sequence[Samples]) -> Streams | None:
         gaps_ns=np.concatenate([gaps_ns for gaps_ns, _ in gaps]),
         gap_ended_ns=np.concatenate([ended_ns for _, ended_ns in gaps]),
         gaps_one_in=one_in,
+        textless=sum(part.textless for part in streams),
     )
 
 
@@ -405,6 +408,11 @@ def of_http(code: int, text: str) -> Status:
     return Status.INVALID_REQUEST if 300 <= code < 500 and code not in {429, 499} else Status.SERVER_ERROR
 
 
+def http_words(code: int) -> str:
+    """Name an HTTP status that is no success, with its meaning where that is easily missed."""
+    return "HTTP 429 (too many requests)" if code == 429 else f"HTTP {code}"
+
+
 def error_within(document: bytes) -> str:
     """Return what an answer with a status of success says of an `error` in it; "" where it has none."""
     try:
@@ -432,9 +440,9 @@ PENDING: Final = 0
 ENDED: Final = 1
 GOOD: Final = Status.OK + ENDED
 
-ISSUED, OLDEST_PENDING, STARTED_NS, GAPS, GAP_STRIDE = 0, 1, 2, 3, 4
+ISSUED, OLDEST_PENDING, STARTED_NS, GAPS, GAP_STRIDE, TEXTLESS = 0, 1, 2, 3, 4, 5
 """Positions in the header: number of requests issued; index before which all requests have ended; start of the job
-(ns); number of gaps in their table; of how many gaps in turn one is there."""
+(ns); number of gaps in their table; of how many gaps in turn one is there; number of streams without text."""
 
 GAPS_MAX: Final = 2_000_000
 """Most gaps between tokens that a worker records one by one: 32 MB."""

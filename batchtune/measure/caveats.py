@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import Configuration
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.quantiles import Estimate, latency_quantiles
-from batchtune.measure.slo import Window
+from batchtune.measure.slo import Window, counted_in
 from batchtune.plain_values import Coded
 from batchtune.scenario.spec.workload import Protocol
 from batchtune.system import control_groups, schedulable_cpus
@@ -47,7 +47,9 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "thinned": "everything",
     "tokens_untold": "tokens",
     "answers_whole": "latency",
+    "streams_textless": "latency",
     "stopped_early": "everything",
+    "cut_short": "everything",
     "emulated_device": "everything",
     "batched_twice": "everything",
     "no_server_counters": "server",
@@ -307,9 +309,9 @@ def client_caveats(
 
 
 def error_counts(samples: Samples, window: Window) -> dict[str, int]:
-    """Count the requests due in the window that got no good answer: class of error in lower case -> requests,
+    """Count the requests of the window that got no good answer: class of error in lower case -> requests,
     the commonest first. Multiplied by `one_in` where only one request in so many was recorded."""
-    counts = np.bincount(samples.status[window.holds(samples.due_ns)], minlength=len(Status))
+    counts = np.bincount(samples.status[counted_in(samples, window)], minlength=len(Status))
     counts_by_class = {
         status.name.lower(): samples.one_in * int(counts[status])
         for status in Status
@@ -599,7 +601,7 @@ def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Coded]:
 
 def _figures_of(samples: Samples, window: Window, number: int) -> EndpointFigures:
     own = samples.endpoint == number
-    due = own & window.holds(samples.due_ns)
+    due = own & counted_in(samples, window)
     good = samples.status == Status.OK
     latencies_s = np.where(good, samples.latency_ns / 1e9, math.inf)[due]
     quantiles = latency_quantiles(latencies_s, samples.due_ns[due])

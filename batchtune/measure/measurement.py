@@ -42,6 +42,7 @@ from batchtune.measure.slo import (
     Limit,
     Verdict,
     Window,
+    counted_in,
     limits_of,
     primary_limit,
     strict_decision,
@@ -65,7 +66,7 @@ def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRequests:
-    """The requests that a latency figure counts: those due in the window, answered or not."""
+    """The requests that a latency figure counts, answered or not, as `counted_in` selects them."""
 
     window: Window
     # All requests of the run.
@@ -130,9 +131,8 @@ class CountedRequests:
 
 
 def counted_requests(samples: Samples, window: Window, activity: ServerActivity | None) -> CountedRequests:
-    """Select the requests that were due in `window`, answered or not; `activity` says how many shared a
-    batch."""
-    counted = window.holds(samples.due_ns)
+    """Select the requests that count in `window`, answered or not; `activity` says how many shared a batch."""
+    counted = counted_in(samples, window)
     latencies_s = np.where(samples.status == Status.OK, samples.latency_ns / 1e9, math.inf)[counted]
     per_batch = 1.0
     if activity is not None and activity.mean_batch_rows and len(samples):
@@ -196,16 +196,18 @@ def _decide(requests: CountedRequests, slo: SloSpec) -> tuple[Decision, Coded]:
             # Few misses cannot show how far they come together; batches and the values around the quantile can.
             effect = max(effect, quantile_design_effect(latencies_s, run.due_ns, limit.quantile))
             decision = "PASS" if _kept_by_far(run, latencies_s, limit, effect) else "UNSURE"
-        counted = coded(
-            "requests_over",
-            misses=misses,
-            requests=count,
-            what=coded("gaps" if limit.figure == "itl" else "requests"),
-            bound=_bound(limit),
-            miss_ratio=misses / count,
-            allowed_ratio=limit.allowed_miss_ratio,
-            independent=round(count / effect),
-        )
+        figures = {
+            "misses": misses,
+            "requests": count,
+            "what": coded("gaps" if limit.figure == "itl" else "requests"),
+            "bound": _bound(limit),
+            "miss_ratio": misses / count,
+            "allowed_ratio": limit.allowed_miss_ratio,
+        }
+        independent = round(count / effect)
+        counted = coded("independent_over", **figures)
+        if independent < count:
+            counted = coded("requests_over", **figures, independent=independent)
         if decision == "FAIL":
             return "FAIL", counted
         if decision == "UNSURE" and unsure is None:
@@ -491,7 +493,8 @@ def _token_caveats(streams: Streams | None, tokens: TokenFigures | None) -> list
     if tokens.untold_ratio:
         caveats.append(caveat("tokens_untold", untold_ratio=tokens.untold_ratio))
     if tokens.output_mean > 1.5 and not len(streams.gaps_ns):
-        caveats.append(caveat("answers_whole"))
+        textless = streams.textless
+        caveats.append(caveat("streams_textless", answers=textless) if textless else caveat("answers_whole"))
     return caveats
 
 

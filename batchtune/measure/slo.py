@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.load.fleet import LiveAggregate
-from batchtune.load.samples import Samples, Status
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.quantiles import QUANTILES, binomial_cdf, effect_of_slices, t_quantile
 from batchtune.scenario.spec.check import SloSpec
 
@@ -361,8 +361,9 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
 
     `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was
     stopped ends with the last request that became due. A window of 10 s or more begins later where
-    MSER-5 says so and what is cut differs from the rest: on its own MSER-5 also cuts the busy spells with
-    which a steady run may begin, and the intervals would then hold less than they say.
+    MSER-5 says so, what is cut differs from the rest, and no request of it failed: on its own MSER-5 also
+    cuts the busy spells with which a steady run may begin, and the intervals would then hold less than they
+    say.
     """
     start_ns = round(warm_up_s * 1e9)
     end_ns = round(duration_s * 1e9) if duration_s is not None else _last(samples.due_ns) + 1
@@ -378,7 +379,10 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
     latency_ns = samples.latency_ns[in_order].astype(np.float64)
     cut = mser5(latency_ns) or 0
     if cut and parts_differ(latency_ns, cut):
-        start_ns, latency_ns = int(samples.due_ns[in_order[cut]]), latency_ns[cut:]
+        later_ns = int(samples.due_ns[in_order[cut]])
+        cut_off = window.holds(samples.due_ns) & (samples.due_ns < later_ns)
+        if not (cut_off & (samples.status != Status.OK)).any():
+            start_ns, latency_ns = later_ns, latency_ns[cut:]
     steady = not parts_differ(latency_ns, len(latency_ns) // 2)
     return Window(start_ns=start_ns, end_ns=window.end_ns, steady=steady)
 
@@ -395,7 +399,8 @@ def between_answers(samples: Samples, window: Window) -> Window:
 
     Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of
     a batch off on average; from the end of one batch to the end of another the rate is exact. Where the
-    window contains no answer at all, the whole run counts: all clients were waiting until the end.
+    window contains no answer at all, the whole run counts: all clients were waiting until the end. The window
+    stays as it is where the last answer is the last before the server failed or hung.
     """
     clients = samples.concurrency or 1
     done_ns = np.sort(samples.done_ns[samples.status == Status.OK])
@@ -409,9 +414,35 @@ def between_answers(samples: Samples, window: Window) -> Window:
     start_ns = int(earlier[-1]) + 1 if len(earlier) else 0
     counted = done_ns[(done_ns >= start_ns) & (done_ns < window.end_ns)]
     end_ns = int(counted[-1] if len(counted) else done_ns[-1]) + 1
-    if end_ns <= start_ns:
+    if end_ns <= start_ns or _breaks_off(samples, window, last_ns=end_ns):
         return window
     return Window(start_ns=start_ns, end_ns=end_ns, steady=window.steady)
+
+
+def counted_in(samples: Samples, window: Window) -> NDArray[np.bool_]:
+    """Return which requests count in a window, shape (len(samples),): those due in it. In a closed loop also
+    those of clients that waited from before the window until after it for an answer that failed, since such a
+    client sends nothing that is due in it."""
+    due = window.holds(samples.due_ns)
+    if samples.concurrency is None:
+        return due
+    ended_ns = np.where(samples.done_ns == NEVER_NS, window.end_ns, samples.done_ns)
+    waited = (samples.due_ns < window.start_ns) & (ended_ns >= window.end_ns)
+    return np.asarray(due | (waited & (samples.status != Status.OK)))
+
+
+def _breaks_off(samples: Samples, window: Window, *, last_ns: int) -> bool:
+    """Whether a request of the window that had not ended by `last_ns` failed, or had no answer for longer than
+    twice the slowest good answer that came by then."""
+    status = samples.status
+    good_ns = samples.latency_ns[(status == Status.OK) & (samples.done_ns < last_ns)]
+    ended_ns = np.where(samples.done_ns == NEVER_NS, round(samples.wall_s * 1e9), samples.done_ns)
+    after = (ended_ns >= last_ns) & (samples.due_ns < window.end_ns)
+    # A request that the run's end cut short says nothing until it has waited this many times as long as any other.
+    patience = 2
+    overlong = ended_ns - samples.due_ns > patience * int(good_ns.max(initial=0))
+    failed = ~np.isin(status, (int(Status.OK), int(Status.UNFINISHED), int(Status.UNSENT)))
+    return bool((after & (failed | overlong)).any())
 
 
 def mser5(values: NDArray[np.float64]) -> int | None:

@@ -146,6 +146,64 @@ def test_an_error_with_status_200_is_quoted(chunked: bool) -> None:
     assert "model overloaded" in samples.error_texts["MALFORMED"]
 
 
+def one_answer(head: bytes, body: bytes) -> ScriptedHttp:
+    async def script(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
+
+    return ScriptedHttp(script)
+
+
+PAGE = b"200 OK\r\nContent-Type: text/html; charset=utf-8"
+FIELDS = b"""{"detail": "Unexpected fields in the request: {'ignore_eos'}"}"""
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "words", "advice"),
+    [
+        (
+            PAGE,
+            b"<html>please log in</html>",
+            "text/html, neither events nor JSON: <html>please",
+            "target.url",
+        ),
+        (PAGE, b"", "text/html, neither events nor JSON", "target.url"),
+        (b"422 Unprocessable", FIELDS, "HTTP 422: ", "request.openai.ignore_eos: false"),
+        (b"500 Internal", b"{}", "HTTP 500: ", "request.openai"),
+        (b"429 Busy", b"{}", r"HTTP 429 \(too many requests\): ", "fewer"),
+    ],
+)
+def test_a_first_answer_without_tokens_is_refused_before_the_load(
+    head: bytes, body: bytes, words: str, advice: str
+) -> None:
+    with one_answer(head, body) as server, pytest.raises(TargetError, match=words) as raised:
+        require_answer(Endpoint(model_name="m", rest_port=server.port), requests(), is_json=False)
+    assert advice in str(raised.value.hint)
+    assert "request.body" not in str(raised.value.hint)
+    assert raised.value.exit_code == 7
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "words"),
+    [(PAGE, b"<html>please log in</html>", "please log in"), (b"429 Busy", b"{}", "too many requests")],
+)
+def test_a_failure_under_load_is_named(head: bytes, body: bytes, words: str) -> None:
+    with one_answer(head, body) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 2), requests=requests()))
+    assert words in next(iter(samples.error_texts.values()))
+
+
+def test_streams_without_text_are_counted_and_answers_in_one_piece_are_not() -> None:
+    without = run_script([ROLE, *END])
+    assert without.errors() == {}
+    assert without.streams is not None
+    assert without.streams.textless == 1
+    whole = json.dumps({"choices": [{"message": {"content": "a b"}}], "usage": USAGE}).encode()
+    with one_answer(b"200 OK", whole) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 2), requests=requests()))
+    assert samples.streams is not None
+    assert (samples.streams.textless, samples.errors()) == (0, {})
+
+
 def test_a_lost_stream_keeps_the_gaps_that_it_had() -> None:
     async def script(_number: int, transport: asyncio.Transport) -> None:
         transport.write(HEAD)

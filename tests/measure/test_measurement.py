@@ -101,6 +101,21 @@ def test_a_kept_promise_passes_and_a_broken_one_fails() -> None:
     assert "over p95's" in text_of(edge.verdict_reason)
 
 
+def test_requests_that_are_independent_are_not_compared_with_independent_ones() -> None:
+    def reason(latency_s: np.ndarray) -> str:
+        samples = make_samples(EVENLY[: len(latency_s)], latency_s, offered_rps=500.0)
+        return text_of(measure(samples, warm_up_s=0.0, slo=p95_within(0.02)).verdict_reason)
+
+    evenly = np.where(np.arange(100) % 20 == 10, 0.03, 0.01)
+    assert reason(evenly).startswith("5 of 100 requests over p95's 20 ms (5 %; 5 % are allowed)")
+    assert "independent" not in reason(evenly)
+    together = np.where(np.arange(100) < 8, 0.03, 0.01)
+    assert "independent ones" in reason(together)
+    few = measure(make_samples(EVENLY[:99], np.full(99, 0.01)), warm_up_s=0.0, slo=None)
+    text = next(text_of(each) for each in few.caveats if each.code == "few_requests")
+    assert text == "99 requests are too few for an upper bound of p95"
+
+
 @pytest.mark.parametrize(("load", "requests"), [(0.5, 300), (0.8, 1000), (0.9, 3000)])
 def test_a_verdict_at_the_limit_itself_is_wrong_for_one_run_in_twenty(load: float, requests: int) -> None:
     """200 streams of M/M/1, whose latency is exponential, at its exact p95; slow requests come in spells of dozens.

@@ -20,7 +20,16 @@ import orjson
 
 from batchtune.load.clients.dialer import Dialer
 from batchtune.load.clients.source import Source
-from batchtune.load.samples import GOOD, Columns, Recorder, Status, error_within, of_http
+from batchtune.load.samples import (
+    GOOD,
+    TEXTLESS,
+    Columns,
+    Recorder,
+    Status,
+    error_within,
+    http_words,
+    of_http,
+)
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import UNIQUE_MARK
 from batchtune.scenario.spec.workload import OkSpec
@@ -148,7 +157,7 @@ class RestClient:
             self._recorder.fail(tag, Status.WRONG_ANSWER, fault)
         else:
             text = (body or b"").decode("utf-8", "replace")
-            self._recorder.fail(tag, of_http(status, text), f"HTTP {status}: {text}")
+            self._recorder.fail(tag, of_http(status, text), f"{http_words(status)}: {text}")
         if not connection.reusable:
             self._source.released(now_ns)
             return
@@ -288,8 +297,12 @@ class StreamReader:
             columns.gap_p99[index] = int(np.sort(gaps_ns)[math.ceil(own_quantile * len(gaps_ns)) - 1])
         if not self._first_token[index]:
             self._first_token[index] = _monotonic_ns()
+        if not stream.instants and stream.usage.startswith(b"data:"):
+            columns.header[TEXTLESS] += 1
         if stream.fault or stream.finished or usage:
             return stream.fault
+        if whole and not stream.instants and not whole.lstrip().startswith((b"data:", b"{")):
+            return f"neither events nor JSON: {whole[:300].decode('utf-8', 'replace').strip()}"
         return error_within(whole) or "the stream ended before its last event"
 
 

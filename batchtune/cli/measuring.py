@@ -138,7 +138,8 @@ def load(
     """Load-test a scenario, a model, or a running server.
 
     Give a running server as HOST:PORT/MODEL. Measures one point or a range, and saves each under --results. --rate
-    keeps the pattern of the scenario's arrivals. Exit code: 0 the SLO and every --gate are met, or there is none; 3 one
+    keeps the pattern of the scenario's arrivals. Ctrl-C keeps the part of a point that was measured, where it lasted a
+    second, without a PASS. Exit code: 0 the SLO and every --gate are met, or there is none; 3 one
     is missed; 5 no verdict; 6 no point is valid (the load generator was the limit, or the host stayed noisy through two
     repeats); 7 a point failed. In a range the best point decides.
     """

@@ -52,7 +52,7 @@ from batchtune.target.process import DYING_S
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton import TritonTarget, restored
 from batchtune.tune.sweep.sweep import Watcher
-from batchtune.tune.trials.trial import Trial, memory_words
+from batchtune.tune.trials.trial import Trial, memory_words, was_interrupted
 from batchtune.twin.simulator.simulate import TRITONS_AHEAD
 from batchtune.units import counted
 
@@ -257,6 +257,8 @@ class MeasuringSession:
                 print(f"hint: {hint}", file=sys.stderr)
         elif self.fault is not None:
             first = "" if self.trials else " before the first trial"
+            if self.kind == "load" and not any(map(was_interrupted, self.trials)):
+                first = f" before enough of the {'next' if self.trials else 'first'} point was measured"
             print(f"interrupted{first}{'; ' if saved else ''}{saved}{on}", file=sys.stderr)
 
 

@@ -432,6 +432,7 @@ class _ModelBench:
             timeout_s=times.timeout_s,
             batch_s=times.batch_s,
             patient=plan.request.source in NO_CANDIDATES,
+            kept_if_interrupted=plan.request.source == "load" and self._together is None,
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         is_lone = plan.request.source == "probe" and plan.request.concurrency == 1
@@ -522,7 +523,13 @@ class _ModelBench:
                 LoadRun(arrivals=warm_up, warm_up_s=0.0, should_stop=self._ends(None)),
                 on_live=lambda live: self._on_live(plan, live),
             )
-        run = LoadRun(arrivals=arrivals, warm_up_s=0.0, whole=True, should_stop=self._ends(None))
+        run = LoadRun(
+            arrivals=arrivals,
+            warm_up_s=0.0,
+            whole=True,
+            should_stop=self._ends(None),
+            kept_if_interrupted=plan.request.source == "load" and self._together is None,
+        )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 

@@ -13,7 +13,7 @@ import numpy as np
 from batchtune.batching.parameters import Configuration
 from batchtune.load.answers import prompts_to, require_answer, with_lone_answers
 from batchtune.load.cluster.cluster_fleet import AnyFleet, WorkerLostError
-from batchtune.load.fleet import LiveAggregate
+from batchtune.load.fleet import LiveAggregate, LoadInterrupted
 from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.caveats import HostNoise, caveat, dispensable_worker, settings_of
@@ -90,6 +90,8 @@ class LoadRun:
     `timeout_s`: of a request; None: the scenario's.
     `batch_s`: how long a batch is expected to take; 0: unknown.
     `patient`: at the end answers are waited for up to the timeout; else up to PATIENCE times the largest limit.
+    `kept_if_interrupted`: Ctrl-C ends the load early, and what was measured has the caveat `cut_short`, where that is
+    long enough; else LoadInterrupted passes through.
     """
 
     arrivals: Arrivals
@@ -100,6 +102,7 @@ class LoadRun:
     timeout_s: float | None = None
     batch_s: float = 0.0
     patient: bool = False
+    kept_if_interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,23 +220,26 @@ class Loader:
         if self._guard is not None:
             self._guard.begin(cpus=self._cpus)
         before, _ = self._counters(load)
-        samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
+        interrupted = False
+        try:
+            samples = self._fleet.run(job, on_progress=on_live, should_stop=load.should_stop)
+        except LoadInterrupted as interrupt:
+            samples, interrupted = interrupt.samples, True
+            if not load.kept_if_interrupted or not _is_long_enough(
+                samples, _window(load, samples, interrupted=True)
+            ):
+                raise
         self._loaded_until_s = time.monotonic()
         after, waited_s = self._counters(load)
         moved = activity(before, replace(after, monotonic_s=after.monotonic_s - waited_s))
         noise = None
         if self._guard is not None:
             noise = self._guard.end(server_cpu_s=moved.server_cpu_s, client_cpu_s=samples.client_cpu_s)
-        if np.isin(samples.status, (int(Status.UNFINISHED), int(Status.TIMEOUT))).any():
+        if not interrupted and np.isin(samples.status, (int(Status.UNFINISHED), int(Status.TIMEOUT))).any():
             self._settle(load, moved)
-        if load.whole:
-            window = whole_run(samples)
-        else:
-            window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=load.arrivals.duration_s)
-            if isinstance(load.arrivals, ClosedLoop):
-                window = between_answers(samples, window)
+        window = _window(load, samples, interrupted=interrupted)
         measurement = measure(
-            samples,
+            replace(samples, stopped_early=samples.stopped_early and not interrupted),
             warm_up_s=load.warm_up_s,
             slo=self._scenario.slo,
             activity=moved,
@@ -241,15 +247,18 @@ class Loader:
             client_max_rps=self._client_max_rps,
             notes=(
                 *losses,
+                *((caveat("cut_short", window_s=window.seconds),) if interrupted else ()),
                 *(() if noise is None else noise.caveats()),
                 *self._warm_up_caveats(load, window, moved),
                 *self._graph_caveats(),
-                *_cut_caveats(load.arrivals, samples),
+                *(() if interrupted else _cut_caveats(load.arrivals, samples)),
             ),
         )
         measurement = replace(measurement, caveats=self._with_own_advice(measurement.caveats, after, load))
         if noise is not None:
             measurement = replace(measurement, canary_s=noise.canary_s)
+        if interrupted and measurement.verdict == "PASS":
+            measurement = replace(measurement, verdict="UNSURE", verdict_reason=coded("interrupted_early"))
         waited = job.drain_s is None or job.drain_s >= job.timeout_or_default_s
         return Figures(samples=samples, window=window, measurement=measurement, waited=waited)
 
@@ -405,6 +414,29 @@ class Loader:
                 return
             longest_s = max(longest_s, _longest_batch_s(moved))
             before = after
+
+
+def _window(load: LoadRun, samples: Samples, *, interrupted: bool = False) -> Window:
+    """Return the part of a load that counts; of an interrupted one what was due before the first of the requests that
+    the interruption left without an answer."""
+    if load.whole:
+        window = whole_run(samples)
+    else:
+        window = window_of(samples, warm_up_s=load.warm_up_s, duration_s=load.arrivals.duration_s)
+    if interrupted:
+        left = np.isin(samples.status, (int(Status.UNFINISHED), int(Status.UNSENT)))
+        end_ns = int(np.min(samples.due_ns, where=left, initial=window.end_ns))
+        window = replace(window, end_ns=max(end_ns, window.start_ns))
+    if isinstance(load.arrivals, ClosedLoop) and not load.whole:
+        window = between_answers(samples, window)
+    return window
+
+
+def _is_long_enough(samples: Samples, window: Window) -> bool:
+    """Whether the part of an interrupted load that counts has a second and ten requests."""
+    shortest_s, fewest_requests = 1.0, 10
+    requests = int(np.count_nonzero(window.holds(samples.due_ns)))
+    return window.seconds >= shortest_s and requests >= fewest_requests
 
 
 def _longest_batch_s(moved: ServerActivity) -> float:

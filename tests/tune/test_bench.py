@@ -12,13 +12,14 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import ServerGoneError
+from batchtune.load.fleet import LoadInterrupted
 from batchtune.load.samples import NEVER_NS, Status
 from batchtune.measure.caveats import HostGuard, caveat
 from batchtune.report.findings import text_of
 from batchtune.target.telemetry import Counters
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck
-from batchtune.tune.trials.trial import Trial, TrialRequest
+from batchtune.tune.trials.trial import Trial, TrialRequest, was_interrupted
 from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 pytestmark = pytest.mark.smoke
@@ -431,3 +432,45 @@ def test_metrics_that_change_more_slowly_than_a_run_lasts_leave_the_mean_batch_u
         assert text_of(note).startswith(
             "the server's metrics change every 10 s, too slowly for a run of 4.5 s"
         )
+
+
+class InterruptedFleet(FakeFleet):
+    """Ctrl-C comes after `after_s` seconds of each load; what is due in the last second before has no answer."""
+
+    after_s = 3.0
+
+    def run(self, job, **options):
+        samples = super().run(job, **options)
+        due_s = samples.due_ns / 1e9
+        kept = samples.between(0, int(np.count_nonzero(due_s < self.after_s)))
+        left = kept.due_ns / 1e9 >= self.after_s - 1.0
+        status = np.where(left, np.uint8(Status.UNFINISHED), kept.status)
+        done_ns = np.where(left, NEVER_NS, kept.done_ns)
+        raise LoadInterrupted(replace(kept, status=status, done_ns=done_ns, stopped_early=True))
+
+
+def interrupted_bench(after_s: float) -> Bench:
+    clock = FakeClock()
+    target = FakeTarget(clock)
+    fleet = InterruptedFleet(target)
+    fleet.after_s = after_s
+    load = {"arrivals": "poisson", "rate": 200, "warm_up": "500ms", "duration": "8s"}
+    scenario = scenario_of(load=load, objective="latency", slo={"p95": "1s"})
+    return Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
+
+
+def test_an_interrupted_load_test_keeps_what_was_answered_and_does_not_pass() -> None:
+    finished = interrupted_bench(3.0).run(plan_for(NO_BATCHING, source="load"))
+    measured = finished.trial.measurement
+    assert was_interrupted(finished.trial)
+    assert measured.verdict == "UNSURE"
+    assert text_of(measured.verdict_reason) == "the run was interrupted before its end"
+    assert measured.errors == {}
+    assert measured.window_s == pytest.approx(1.5, abs=0.05)
+    assert {noted.code for noted in measured.caveats}.isdisjoint({"stopped_early", "nothing_measured"})
+
+
+@pytest.mark.parametrize(("after_s", "source"), [(2.2, "load"), (3.0, "sampler")])
+def test_an_interrupted_run_that_is_short_or_of_a_sweep_is_not_kept(after_s: float, source: str) -> None:
+    with pytest.raises(LoadInterrupted):
+        interrupted_bench(after_s).run(plan_for(NO_BATCHING, source=source))

@@ -53,7 +53,7 @@ from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
 from batchtune.tune.evidence.best_point import best_point, spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of
-from batchtune.tune.trials.trial import FinishedTrial, TrialRequest, parts_of
+from batchtune.tune.trials.trial import FinishedTrial, TrialRequest, parts_of, was_interrupted
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
                 for part in parts_of([finished.trial]):
                     own = scenarios.get(part.model, scenario)
                     view.event(trial_line(part, head=_load_of(part), scenario=own))
+                if was_interrupted(finished.trial):
+                    raise KeyboardInterrupt
 
 
 def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
@@ -292,7 +294,7 @@ def repeated_points(
     for plan in plans:
         finished = without_empty_verdict(bench.run(plan), scenario)
         for _ in range(min(REPEATS_MAX, repeats_left)):
-            if "host" not in map(spoilt_by, parts_of([finished.trial])):
+            if was_interrupted(finished.trial) or "host" not in map(spoilt_by, parts_of([finished.trial])):
                 break
             view.event("the host was noisy: measuring again")
             repeats_left -= 1

@@ -271,6 +271,12 @@ def parts_of(trials: Iterable[Trial]) -> list[Trial]:
     return [part for trial in trials for part in trial.parts.values() or (trial,)]
 
 
+def was_interrupted(trial: Trial) -> bool:
+    """Whether the trial has the figures of a load that Ctrl-C ended."""
+    measurement = trial.measurement
+    return measurement is not None and any(noted.code == "cut_short" for noted in measurement.caveats)
+
+
 def of_whole_loads(lines: Iterable[tuple[Trial, Mapping[str, Any] | None]]) -> list[Trial]:
     """Return the trials of a ledger, each of which is a whole load, from its lines.
 

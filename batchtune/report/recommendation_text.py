@@ -59,7 +59,7 @@ def print_answer(
     )
     more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
     tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
-    of_failures = ("confirmation_failed", "some_failed")
+    of_failures = ("confirmation_failed", "refused", "refused_one", "some_failed")
     failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code in of_failures)
     warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
     tell("Warning", *filter(None, [" ".join(warnings)]))

@@ -135,8 +135,10 @@ class Bench:
         outcomes: dict[str, _Outcome] = {}
         failure: str | None = None
         startup_s: float | None = None
+        is_applied = False
         try:
             startup_s = self._target.apply(plan.request.configuration).startup_s
+            is_applied = True
             outcomes = self._loaded(plans)
             self._require_answers(plan, outcomes)
         except ServerGoneError:
@@ -149,6 +151,7 @@ class Bench:
             request=plan.request,
             state="complete" if failure is None else "failed",
             failure=failure,
+            is_refused=not is_applied,
             seed=plan.seed,
             startup_s=startup_s,
             seconds=self._now_s() - started_s,

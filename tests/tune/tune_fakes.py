@@ -76,6 +76,7 @@ class FakeTarget:
     law: Law = field(default_factory=Law)
     refuses: Callable[[Configuration], str | None] = lambda _configuration: None
     dies_under: Callable[[Configuration], bool] = lambda _configuration: False
+    dies_with: str = "the server exited with 137"
     apply_s: float = 0.05
     in_force: Configuration | None = None
     running: bool = False
@@ -146,7 +147,7 @@ class FakeFleet:
         self._target.clock.sleep(played.drained_s(stopped_s))
         if self._target.dies_under(configuration):
             self._target.running = False
-            raise TargetError("the server exited with 137")
+            raise TargetError(self._target.dies_with)
         return played.samples(stopped_s)
 
     def _play(self, job: LoadJob, configuration: Configuration, slower: float) -> _Played:

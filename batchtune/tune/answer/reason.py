@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration
@@ -24,7 +25,13 @@ from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
 from batchtune.tune.search.contenders import Contender
-from batchtune.tune.trials.trial import Trial, commonest_error, explain_failure, has_only_errors
+from batchtune.tune.trials.trial import (
+    Trial,
+    commonest_error,
+    explain_failure,
+    has_only_errors,
+    out_of_memory,
+)
 from batchtune.units import counted, percentage, rounded
 
 
@@ -136,6 +143,24 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
     if not batched or worked:
         return None
     return explain_failure(batched) or batched[-1].failure or "no request had a good answer"
+
+
+def failure_notes(trials: Sequence[Trial]) -> Iterator[Coded]:
+    """Yield the findings on which configurations the server refused, and on how many other trials failed, each with
+    the commonest error text; without trials that ran out of memory."""
+    failed = [trial for trial in trials if trial.state == "failed" and out_of_memory(trial) is None]
+    refused = {trial.configuration: trial for trial in failed if trial.is_refused}
+    if refused:
+        why = explain_failure([*refused.values()]) or "without a word"
+        first = next(iter(refused)).label()
+        code = "refused" if len(refused) > 1 else "refused_one"
+        yield coded(code, count=len(refused), configuration=first, why=why)
+    under_load = [trial for trial in failed if not trial.is_refused]
+    if under_load:
+        counts = {"failed": len(under_load), "trials": len(trials)}
+        (label, most), *_ = Counter(trial.configuration.label() for trial in under_load).most_common(1)
+        why = explain_failure(under_load) or "without a word"
+        yield coded("some_failed", **counts, most=most, configuration=label, why=why)
 
 
 def _batch_cost(
@@ -257,7 +282,12 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
     wanted, label = limit_text(search.limits, slo.error_ratio), contender.configuration.label()
     why = f"no configuration of {len(missed)} measured meets {wanted}; nearest: {label}, {missed_by}"
     if open_question := _open_question(trials, scenario=scenario, slo=slo):
-        return InconclusiveError(f"{why}; {open_question}", hint="give the sweep more time")
+        hint = "give the sweep more time"
+        if trials[-1].state == "failed":
+            hint = (
+                "the failed trials are in the ledger; test the server by hand, then give the sweep more time"
+            )
+        return InconclusiveError(f"{why}; {open_question}", hint=hint)
     hint = "relax the SLO, lower the load, or widen the search space"
     nearest = {run.trial for _, run in missed}
     if all(has_only_errors(trial) for trial in trials if trial.number in nearest):
@@ -278,7 +308,10 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
     if scenario.objective == "capacity":
         if lone is None:
             return None
-        return "a lone request meets it, so a lower rate may too: the sweep had no time to look for one"
+        failed = sum(trial.state == "failed" for trial in trials)
+        cause = f"{failed} of {counted(len(trials), 'trial')} failed, most often: {explain_failure(trials)}"
+        cause = cause if failed else "the sweep had no time to look for one"
+        return f"a lone request meets it, so a lower rate may too: {cause}"
     if len(batched) < min(batched_least, math.prod(len(axis.values) for axis in scenario.axes.values())):
         tried, was = counted(len(batched), "configuration"), "was" if len(batched) == 1 else "were"
         return f"whether another would is not known: only {tried} with batching {was} tried"

@@ -21,6 +21,7 @@ from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.reason import (
     absence_of_batching,
     explain_gain,
+    failure_notes,
     failure_with_batching,
     nearest_first,
     nothing_to_recommend,
@@ -50,7 +51,6 @@ from batchtune.tune.trials.trial import (
     Trial,
     explain_failure,
     measuring_s,
-    out_of_memory,
     without_superseded,
 )
 
@@ -554,13 +554,8 @@ class _Answer:
         return {name: explain_failure(trials) or "without a word" for name, trials in failed.items()}
 
     def _notes(self, runs: Sequence[BracketRun]) -> Iterable[Coded]:
-        failed = [t for t in self._trials if t.state == "failed" and out_of_memory(t) is None]
-        if failed and failure_with_batching(self._trials) is None:  # which the reason says
-            counts = {"failed": len(failed), "trials": len(self._trials)}
-            labels = Counter(trial.configuration.label() for trial in failed)
-            (label, most), *_ = labels.most_common(1)
-            why = explain_failure(failed) or "without a word"
-            yield coded("some_failed", **counts, most=most, configuration=label, why=why)
+        if failure_with_batching(self._trials) is None:  # which the reason says
+            yield from failure_notes(self._trials)
         if spoilt := self._runs_trials(run for run in runs if run.fresh and run.failed):
             yield coded(
                 "confirmation_failed",

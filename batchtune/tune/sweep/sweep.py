@@ -86,7 +86,8 @@ def phase_of(source: Source) -> str:
 
 
 FAILURES_TO_END = 6
-"""Failed trials in a row that end the search: several batch sizes in a row may be too large for the memory."""
+"""Failed trials in a row that end the search, without configurations that the server refused: several batch sizes in a
+row may be too large for the memory."""
 
 
 def sweep(
@@ -241,9 +242,15 @@ class _Sweep:
         return self._search.budget_s - (self._now_s() - self._started_s)
 
     def _tells_something(self, trial: Trial) -> bool:
-        """Whether a trial counts as no failure of the server: it is complete, or it ran out of memory where others did
-        not, which is the fault of its configuration."""
-        return trial.state != "failed" or (self._worked() and out_of_memory(trial) is not None)
+        """Whether a trial counts as no failure of the server: it is complete, or the fault is its configuration's: it
+        ran out of memory where others did not, or was refused where others were set."""
+        if trial.state != "failed":
+            return True
+        complete = {other.configuration for other in self._trials if other.state == "complete"}
+        is_bound = trial.is_refused and trial.configuration not in complete
+        if is_bound and any(map(self._was_set, self._trials)):
+            return True
+        return self._worked() and out_of_memory(trial) is not None
 
     def _worked(self) -> bool:
         return any(trial.state == "complete" for trial in self._trials)

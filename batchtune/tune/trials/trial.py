@@ -111,6 +111,7 @@ class Trial:
 
     `number`: from 1; names the samples file. `request`: what was to be measured. `seed`: of the load.
     `state`, `failure`: "failed" where there are no figures to trust, and why; `failure` is None when complete.
+    `is_refused`: the server did not take the configuration, so that no load was sent.
     `seconds`: from applying the parameters to the measurement. `started_utc`: when it began, ISO 8601.
     `rate_rps`, `concurrency`: the load that was measured (open loop: requests/s; closed loop: clients).
     `objective`: throughput or capacity in requests/s, or p95 in seconds, as the scenario asks; None: not measured.
@@ -134,6 +135,7 @@ class Trial:
     started_utc: str
     seed: int
     failure: str | None = None
+    is_refused: bool = False
     rate_rps: float | None = None
     concurrency: int | None = None
     objective: Estimate | None = None
@@ -194,6 +196,8 @@ class Trial:
         plain = {"schema_version": SCHEMA_VERSION, **request, **plain}
         for key in () if self.parts or self.model else ("scale", "models", "model", "parts", "server"):
             del plain[key]  # of an only model they say nothing
+        if not self.is_refused:
+            del plain["is_refused"]
         return plain
 
     @classmethod

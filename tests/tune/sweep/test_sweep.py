@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from batchtune.errors import NoFeasibleConfigurationError, ServerGoneError, TargetError
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, ServerGoneError, TargetError
 from batchtune.plain_values import Coded, coded
 from batchtune.report.findings import text_of
 from batchtune.report.words import confidence_sentence
@@ -168,12 +168,73 @@ def test_a_sweep_is_not_given_up_while_anything_worked():
     assert answer.batching is None or answer.batching.max_batch_size == 1
 
 
-def test_six_failures_in_a_row_end_a_search_that_had_worked():
-    told = []
-    refuses = lambda configuration: "no" if configuration.batching is not None else None  # noqa: E731
-    trials = run(asked(), refuses=refuses, watcher=Watcher(on_summary=told.append))
-    assert sum(one.state == "failed" for one in trials) <= FAILURES_TO_END
+def test_six_failures_under_load_in_a_row_end_a_search_that_had_worked():
+    said: list[SearchSummary] = []
+    trials = run(
+        asked(),
+        dies_under=lambda configuration: configuration.batching is not None,
+        dies_with="the server exited with 1",
+        watcher=Watcher(on_summary=said.append),
+    )
+    assert sum(one.state == "failed" for one in trials) == FAILURES_TO_END
+    assert [one.stop_reason.code for one in said] == ["trials_failed"]
     assert any(one.state == "complete" for one in trials)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "capacity"])
+def test_refused_configurations_do_not_end_the_search_and_are_named_in_the_answer(objective):
+    def refuses(configuration):
+        batching = configuration.batching
+        return "max_batch_size must be <= 8" if batching and (batching.max_batch_size or 0) > 8 else None
+
+    scenario = asked(objective, time="60s")
+    said: list[SearchSummary] = []
+    trials = run(scenario, refuses=refuses, watcher=Watcher(on_summary=said.append))
+    refused = [one.configuration for one in trials if one.is_refused]
+    assert len(refused) == len(set(refused)) > FAILURES_TO_END
+    assert "trials_failed" not in {one.stop_reason.code for one in said}
+    answer = recommend(trials, scenario=scenario)
+    assert answer.configuration.batching.max_batch_size == 4
+    assert answer.confirmations >= 3
+    (note,) = (text_of(note) for note in answer.notes if note.code == "refused")
+    assert note.startswith(f"the server refused {len(refused)} configurations, first max_batch_size=")
+    assert note.endswith("max_batch_size must be <= 8")
+    assert Trial.from_dict(next(one for one in trials if one.is_refused).to_dict()).is_refused
+
+
+def test_a_configuration_that_worked_and_is_refused_later_counts_as_a_failure_of_the_server():
+    clock = FakeClock()
+    refuses = lambda _configuration: "disk full" if clock.now_s > 1008.0 else None  # noqa: E731
+    target = FakeTarget(clock, law=Law(noise=0.01), refuses=refuses)
+    said: list[SearchSummary] = []
+    found = sweep(
+        asked(time="1000s", space={"max_batch_size": [1, 4], "num_batch_threads": [1]}),
+        target,
+        FakeFleet(target),
+        now_s=clock,
+        watcher=Watcher(on_summary=said.append),
+    )
+    trials = [one.trial for one in found]
+    assert sum(one.state == "failed" for one in trials) < 20
+    assert trials[-1].state == "failed"
+
+
+def test_a_search_without_an_answer_says_what_failed_not_that_time_was_short():
+    def refuses(configuration):
+        batching = configuration.batching
+        return "max_batch_size must be 1" if batching and batching.max_batch_size != 1 else None
+
+    scenario = scenario_of(
+        objective="capacity",
+        load={"arrivals": "poisson"},
+        slo={"p95": "2ms"},
+        search={"budget": {"time": "4s"}, "space": SPACE},
+    )
+    trials = run(scenario, refuses=refuses)
+    with pytest.raises(InconclusiveError) as error:
+        recommend(trials, scenario=scenario)
+    assert "too little time" not in error.value.message
+    assert "trials failed, most often: max_batch_size must be 1" in error.value.message
 
 
 def test_a_running_server_that_ended_ends_the_sweep_and_leaves_its_answer_open():

@@ -154,6 +154,15 @@ class MeasuringSession:
             write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
         return scenario
 
+    def learn_present(self, target: LaunchedTarget | ExternalTarget) -> None:
+        """Let the scenario, also the run's, have the parameters that an attached server of kind http gets back, where
+        somebody else set them during the run."""
+        if not isinstance(target, CommandTarget) or target.present in ({}, self.scenario.target.present):
+            return
+        self.scenario = self.scenario.with_target(present=target.present)
+        if self.run is not None:
+            write_whole(self.run.path / SCENARIO, format_scenario(self.scenario).encode())
+
     def launch(
         self,
         scenario: Scenario,

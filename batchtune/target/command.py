@@ -227,7 +227,7 @@ class CommandTarget:
         require_sayable(configuration, self._spec)
         started = time.monotonic()
         self.attach()
-        if self.alive() and configuration == self.in_force:
+        if self.alive() and configuration == self.in_force and not self.foreign_change():
             return ApplyRecord(how="unchanged", seconds=0.0)
         self.in_force = None
         self._tell_unset()
@@ -258,6 +258,17 @@ class CommandTarget:
         startup_s = now - launched_s if was_launched else None
         how: Literal["restart", "hot"] = "restart" if was_launched else "hot"
         return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
+
+    def foreign_change(self) -> str:
+        """Return the parameters that an attached server of kind http has now, for a message, where somebody else
+        changed what the last `apply` set; "" where nobody did. The next `apply` applies everything anew."""
+        words = "" if self._settings is None or self.in_force is None else self._settings.other_words()
+        if words:
+            self.in_force = None
+            self._on_event(
+                f"{self._model} had {words} in place of the trial's parameters, which it gets again"
+            )
+        return words
 
     def counters(self) -> Counters:
         """Read the server's metrics once; for a launched server also its CPU time and memory.
@@ -349,6 +360,15 @@ class CommandTarget:
             self._claim.save(original)
         return present
 
+    @property
+    def present(self) -> dict[str, Any]:
+        """The parameters that an attached server gets back at the end, by its own names; {} for any other server, and
+        where they cannot be read."""
+        settings = self._settings
+        if settings is None or not self._spec.attached or not settings.tells:
+            return {}
+        return {**self._spec.defaults, **settings.shown()}
+
     def restore(self) -> None:
         """Run `target.stop`, end what was launched, put back the parameters of an attached server, then run
         `target.restore`; once, and only where something was applied.
@@ -378,6 +398,9 @@ class CommandTarget:
         if settings is None or self._claim.original is None:
             return
         self._claim.put_back(self._claim.original, lambda _original: settings.put_back())
+        if settings.replaced:
+            self._on_event(f"{self._model} has {settings.words()} again, which somebody set during the sweep")
+            return
         self._on_event(
             f"{self._model} has what it had before"
             if settings.restorable

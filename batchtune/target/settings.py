@@ -46,7 +46,8 @@ class Settings:
     """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before.
 
     `on_event` is called with a message where somebody else changed the settings meanwhile; `record` whenever
-    `kept` returns something else, before the server is changed.
+    `kept` returns something else, before the server is changed. `replaced`: what is to be put back was set by somebody
+    else after the first change.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Settings:
         ] = []  # what the server may have from a trial, as `_figures` returns it
         self._changed = False
         self._is_written = False
+        self._in_force: dict[str, Any] = {}  # what was read after the last change, as `_figures` returns it
+        self.replaced = False
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
         """Return the environment variables with parameters in which the server is started: name -> value."""
@@ -97,16 +100,17 @@ class Settings:
             TargetError: the server does not answer, or its answer cannot be read.
         """
         self._look()
-        return self._shown()
+        return self.shown()
 
-    def _shown(self) -> dict[str, Any]:
-        """Return what `present` does, of what was there before the first change."""
+    def shown(self, document: Any = None) -> dict[str, Any]:
+        """Return what `present` does, of a document read; None: of what is to be put back."""
         places: list[tuple[Any, Mapping[str, Any]]] = []
         request, file = self._spec.request, self._spec.file
         if request is not None and request.read is not None:
-            if request.off is not None and self._part() == request.off:
+            part = self._part(document)
+            if request.off is not None and part == request.off:
                 return {"enable_batching": False}
-            places.append((self._part(), request.change))
+            places.append((part, request.change))
         if file is not None and self._file_before is not None and file.text is None:
             places.append((_json(self._file_before, file.path), file.change))
         values = {}
@@ -151,16 +155,16 @@ class Settings:
         request = self._spec.request
         return self._spec.file is not None or (request is not None and request.read is not None)
 
-    def words(self) -> str:
-        """Return the parameters that are to be put back, for a message."""
-        shown = ", ".join(f"{name} {value}" for name, value in self._shown().items())
+    def words(self, document: Any = None) -> str:
+        """Return the parameters of a document read, for a message; None: those that are to be put back."""
+        shown = ", ".join(f"{name} {value}" for name, value in self.shown(document).items())
         return shown or "the parameters from before the run"
 
     def _require_restorable(self) -> None:
         request = self._spec.request
         if request is None or (request.read is None and self._spec.file is None):
             return
-        unknown = sorted({*holes(request.body)} - {CHANGED, *self._shown()})
+        unknown = sorted({*holes(request.body)} - {CHANGED, *self.shown()})
         if unknown:
             shown = request.read or "the settings file"
             raise UsageError(
@@ -242,17 +246,35 @@ class Settings:
         if self._spec.request is None:
             return
         self._look()
-        now = self._read()
-        if self._attached and not self._is_known(now):
-            before, self._document = self.words(), now
-            self._on_event(
-                f"somebody else set {self.words()} during the sweep: at the end the server gets that back, not {before}"
-            )
+        self._notice(self._read())
         self._changed = True
         request, values = self._spec.request, self._values(configuration)
         is_off = configuration.batching is None and request.off is not None
         changed = request.off if is_off else _changed(self._part(), request, values)
         self._send(request, {**values, CHANGED: changed})
+
+    def other_words(self) -> str:
+        """Return the parameters that an attached server has now where somebody else changed what it was given last, for
+        a message; "" where it has that, or does not tell."""
+        if not (self._attached and self._changed and self._in_force):
+            return ""
+        try:
+            now = self._read()
+        except TargetError:
+            return ""  # the next request shows it
+        if self._figures(self._part(now)) == self._in_force:
+            return ""
+        self._notice(now)
+        return self.words(now)
+
+    def _notice(self, now: Any) -> None:
+        """Let an attached server have back what somebody else set: neither this process nor a trial did."""
+        if not self._attached or self._is_known(now):
+            return
+        before, self._document, self.replaced = self.words(), now, True
+        self._on_event(
+            f"somebody else set {self.words()} during the sweep: at the end the server gets that back, not {before}"
+        )
 
     def put_back(self) -> bool:
         """Put back the file and the document that were there before the first change, if there was one.
@@ -275,7 +297,7 @@ class Settings:
         elif file is not None and self._file_before is not None:
             Path(file.path).write_bytes(self._file_before)
         if request is not None:
-            self._send(request, {**self._shown(), CHANGED: self._part()})
+            self._send(request, {**self.shown(), CHANGED: self._part()})
         return True
 
     def _read(self) -> Any:
@@ -367,6 +389,7 @@ class Settings:
         if request.read is None:
             return
         now = self._part(self._read())
+        self._in_force = self._figures(now)
         for place in request.change:
             asked = values_at(values.get(CHANGED), place)
             if asked != (in_force := values_at(now, place)):

@@ -28,6 +28,7 @@ from batchtune.plain_values import as_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.command import CommandTarget
 from batchtune.target.telemetry import ServerActivity, activity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
 from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadRun, Served, Target
@@ -124,6 +125,8 @@ class Bench:
     def run(self, plan: Plan) -> FinishedTrial:
         """Run a trial; where the target refuses the parameters, dies or answers nothing, the trial is a failed one.
 
+        Where somebody else changed the parameters under the load, it is sent again once.
+
         Raises:
             UsageError: the requests do not fit a model; with several models the message names it.
             MeasurementInvalidError: a load generator failed, or too few workers are left.
@@ -140,6 +143,12 @@ class Bench:
             startup_s = self._target.apply(plan.request.configuration).startup_s
             is_applied = True
             outcomes = self._loaded(plans)
+            if self._foreign_change():
+                self._target.apply(plan.request.configuration)
+                outcomes = self._loaded(plans)
+                if theirs := self._foreign_change():
+                    outcomes = {}
+                    raise TargetError(f"somebody else set {theirs} under its load, twice")
             self._require_answers(plan, outcomes)
         except ServerGoneError:
             raise
@@ -278,6 +287,10 @@ class Bench:
             raise
         except (TargetError, BatchingParametersError):
             return  # the next trial shows it
+
+    def _foreign_change(self) -> str:
+        """What somebody else gave a running server of kind http under the load, in words; "" where nobody did."""
+        return self._target.foreign_change() if isinstance(self._target, CommandTarget) else ""
 
     @property
     def _is_of_others(self) -> bool:

@@ -556,6 +556,43 @@ def test_what_somebody_sets_between_two_trials_is_what_the_server_gets_back(runn
     ]
 
 
+def test_what_somebody_sets_under_a_load_is_noticed_before_the_same_configuration_runs_again(
+    running: str,
+) -> None:
+    asked = attached(running)
+    ours = asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000})
+    said: list[str] = []
+    with CommandTarget(asked.target, on_event=said.append) as target:
+        target.apply(ours)
+        assert not target.foreign_change()
+        theirs = set_by_hand(running, size=12, wait=0.5)
+        assert target.foreign_change() == "size 12, wait 0.5"
+        assert target.apply(ours).how == "hot"
+        set_by_hand(running, size=12, wait=0.5)  # what it gets back: no event says so again
+        assert target.apply(ours).how == "hot"
+        assert target.apply(ours).how == "unchanged"
+        assert httpx.get(running).json()["app"] == {"size": 8, "wait": 0.001}
+        assert target.present == theirs
+    assert httpx.get(running).json()["app"] == theirs
+    assert said[-1] == "score has size 12, wait 0.5 again, which somebody set during the sweep"
+    assert sum("in place of the trial's parameters" in text for text in said) == 2
+
+
+def test_a_trial_under_which_somebody_changed_the_parameters_runs_again(tmp_path: Path) -> None:
+    with served(tmp_path, SIZE="2", SEIZED="6") as (url, _):
+        file = tmp_path / "s.yaml"
+        file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
+        done = answered("sweep", file, "--budget", "10s", "--results", tmp_path / "r", cwd=tmp_path)
+        assert httpx.get(url).json()["app"]["size"] == 3
+    assert "somebody else set size 3" in done.stderr
+    assert "score had size 3" in done.stderr
+    assert "again, which somebody set during the sweep" in done.stderr
+    run = open_run(next((tmp_path / "r").glob("*/*")))
+    assert all(trial.state == "complete" for trial in run.ledger())
+    assert run.scenario().target.present["size"] == 3
+    assert "what runs now  " not in done.stdout
+
+
 def test_restore_leaves_what_somebody_set_after_the_kill(
     running: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

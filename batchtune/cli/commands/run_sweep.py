@@ -118,7 +118,10 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
                 guard=HostGuard(),
                 client_max_rps=client_limit(scenario, fleets),
             )
-            current.keep(finished_trials)
+            try:
+                current.keep(finished_trials)
+            finally:
+                current.learn_present(target)
 
 
 def _sweep_on_nodes(current: MeasuringSession) -> None:

@@ -148,9 +148,11 @@ class Search(ABC):
                 self._take_lone(trial)
             if trial.source != "probe" or trial.request.concurrency == 1:
                 return
-        contender = self.contenders.find(trial.configuration)
-        if contender is None or _proposer(trial.source) != "grid":
-            contender = self.contenders.add(trial.configuration, _proposer(trial.source), trial.point)
+        contender, source = self.contenders.find(trial.configuration), _proposer(trial.source)
+        if source == "present" and self.contenders.of("present") not in (None, contender):
+            source = "grid"  # it ran before somebody else changed what runs now
+        if contender is None or source != "grid":
+            contender = self.contenders.add(trial.configuration, source, trial.point)
         contender.failures += trial.state == "failed"
         for run in runs_of([trial], self.scenario.slo, self.scenario):
             contender.add(run)

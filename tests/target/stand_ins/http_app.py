@@ -3,7 +3,8 @@
 Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. CHANGES in its environment: at
 the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change. MOST: the
 largest size that it takes. COLD: so many requests are answered by 503 first. LEAST: it fails with a smaller size.
-UNDER_LOAD: it ends at a request after so many changes of its parameters.
+UNDER_LOAD: it ends at a request after so many changes of its parameters. SEIZED: with the request of this number its
+size becomes 3, as if somebody else had set it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ parameters = {"app": {"size": int(os.environ.get("SIZE", "1")), "wait": float(os
 changes_left = int(os.environ.get("CHANGES", "0"))
 
 cold_left = int(os.environ.get("COLD", "0"))
+
+free_left = int(os.environ.get("SEIZED", "0"))
 
 FAULTS = {"/fails": (500, "no model"), "/refuses": (422, "features: field required")}
 
@@ -54,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         global cold_left
         body = self._body()
         cold_left -= 1
+        self._be_seized()
         if str(-changes_left) == os.environ.get("UNDER_LOAD"):
             os._exit(0)
         if cold_left >= 0:
@@ -86,6 +90,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
         else:
             self._answer(404, json.dumps({"detail": "Not Found"}))
+
+    def _be_seized(self) -> None:
+        global free_left
+        free_left -= 1
+        if not free_left:
+            parameters["app"]["size"] = 3
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"] or 0))

@@ -308,7 +308,8 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
         return ["–", "–"]
     held = rounded(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
     held += " by loops" if contender.capacity.by_loops else ""
-    return [held, rounded(contender.capacity.missed_rps)]
+    about = "about " if contender.capacity.is_disputed_end else ""
+    return [held, f"{about}{rounded(contender.capacity.missed_rps)}"]
 
 
 def _latency(contender: Recommendation | Compared, name: str) -> str:

@@ -386,23 +386,26 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
         how = " by closed loops alone"
     elif capacity.search_rps is not None:
         share = percentage(capacity.held_rps / capacity.search_rps)
-        how = f" is {share} of the {rounded(capacity.search_rps)}/s that the search met"
+        how = f" is {share} of about {rounded(capacity.search_rps)}/s, which runs met"
         if runs:
             how += f"; {capacity.held} of {counted(runs, 'confirmation run')} at it or more met the SLO"
+    elif capacity.disputed_rps is not None:
+        share = percentage(capacity.held_rps / capacity.disputed_rps)
+        missed = f"about {rounded(capacity.disputed_rps)}/s, the lowest rate missed"
+        how = f" is {share} of {missed}: no rate was met more often than missed"
     elif not runs:
         how = " by the search alone"
     else:
         how = f": met in {capacity.held} of {counted(runs, 'confirmation run')}"
     shown = f" ({latency})" if latency else ""
-    missed = _no_miss(capacity)
+    end = _no_miss(capacity)
     if capacity.missed_rps is not None:
-        missed = (
-            f"{'the limit is below' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
-        )
+        is_at = "the limit is about" if capacity.is_disputed_end else "the limit is below"
+        end = f"{is_at if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
     likely = ""
     if capacity.crossing_rps is not None:
         likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
-    return f"capacity {likely}{rounded(capacity.held_rps)}/s{how}{shown}; {missed}"
+    return f"capacity {likely}{rounded(capacity.held_rps)}/s{how}{shown}; {end}"
 
 
 def _no_miss(capacity: Capacity | None) -> str:
@@ -484,8 +487,9 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
         case "unconfirmed":
             runs = counted(question.held + question.missed, "confirmation run")
             if not question.held + question.missed:
-                at = "" if chosen.capacity is None else f" at {rounded(chosen.capacity.held_rps)}/s or more"
-                return f"no confirmation run was made{at}"
+                if chosen.capacity is None:
+                    return "no confirmation run was made"
+                return f"no confirmation run {met} at {rounded(chosen.capacity.held_rps)}/s or more"
             if not question.missed:
                 return f"only {runs} {met}, {FRESH} are needed"
             return f"only {question.held} of {runs} {met}"

@@ -120,12 +120,28 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
         ),
         (
             Capacity(held_rps=90.0, missed_rps=None, held=0, missed=0, confirmed=False, search_rps=100.0),
-            "capacity 90/s is 90 % of the 100/s that the search met; no rate that misses the SLO was found",
+            "capacity 90/s is 90 % of about 100/s, which runs met; no rate that misses the SLO was found",
+        ),
+        (
+            Capacity(
+                held_rps=36.54,
+                missed_rps=53.5,
+                held=0,
+                missed=0,
+                confirmed=False,
+                is_bound=True,
+                disputed_rps=47.77,
+                is_disputed_end=True,
+            ),
+            (
+                "capacity 36.5/s is 76.5 % of about 47.8/s, the lowest rate missed: no rate was met more often than "
+                "missed; the limit is about 53.5/s"
+            ),
         ),
         (
             Capacity(held_rps=90.0, missed_rps=None, held=2, missed=1, confirmed=False, search_rps=100.0),
             (
-                "capacity 90/s is 90 % of the 100/s that the search met; 2 of 3 confirmation runs at it or more met "
+                "capacity 90/s is 90 % of about 100/s, which runs met; 2 of 3 confirmation runs at it or more met "
                 "the SLO; no rate that misses the SLO was found"
             ),
         ),

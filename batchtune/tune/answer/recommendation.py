@@ -86,7 +86,9 @@ class Capacity:
     `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
     `crossing_rps`: for streams, the rate between the two at which latencies cross the nearest limit; None: unknown.
     `doubtful_rps`: where no rate counts as missed, the lowest above `held_rps` that a run missed; None: no run did.
-    `search_rps`: the highest rate that the search held, of which `held_rps` is a share; None: as it is no share.
+    `search_rps`: the highest rate that runs held, of which `held_rps` is a share; None: as it is no share.
+    `disputed_rps`: the lowest rate missed, of which `held_rps` is a share where none was held more often than missed;
+    None: one was. `is_disputed_end`: a run held `missed_rps`, against others.
     """
 
     held_rps: float
@@ -99,6 +101,8 @@ class Capacity:
     crossing_rps: float | None = None
     search_rps: float | None = None
     doubtful_rps: float | None = None
+    disputed_rps: float | None = None
+    is_disputed_end: bool = False
 
     @property
     def likely_rps(self) -> float:
@@ -444,10 +448,15 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     doubtful_rps = math.inf if math.isfinite(missed_rps) else bracket.missed_once(held_rps)
     is_confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
     fresh = bracket.confirmations(held_rps)
+    met = [run.rate_rps or 0.0 for run in bracket.open_runs if run.held]
+    is_share = bracket.stated_rps > 0.0 and not is_confirmed
+    is_disputed = is_share and bracket.held_rps not in met
     return Capacity(
         crossing_rps=crossing,
         doubtful_rps=doubtful_rps if math.isfinite(doubtful_rps) else None,
-        search_rps=bracket.held_rps if bracket.stated_rps and not is_confirmed else None,
+        search_rps=bracket.held_rps if is_share and not is_disputed else None,
+        disputed_rps=bracket.missed_once(0.0) if is_disputed else None,
+        is_disputed_end=max(met, default=0.0) >= 0.999 * missed_rps,
         held_rps=held_rps,
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,
         held=sum(run.held for run in fresh),

@@ -65,6 +65,27 @@ def test_fresh_runs_that_held_are_stated_with_the_lowest_rate_that_two_runs_miss
     assert not found.by_loops
 
 
+def test_where_each_rate_was_missed_as_often_as_met_the_share_is_of_the_lowest_rate_missed() -> None:
+    """And an end that a run met is disputed: figures of a sweep of MLServer."""
+    fresh = [at_rate(number, rate, 90.0, source="confirm") for number, rate in ((5, 50.3), (6, 47.8))]
+    runs = [at_rate(1, 69.9, 90.0), at_rate(2, 58.0, 90.0), at_rate(3, 53.5, 18.0), at_rate(4, 58.0, 90.0)]
+    found = known([*runs, *fresh])
+    assert (found.search_rps, found.disputed_rps) == (None, 47.8)
+    assert found.missed_rps == 53.5
+    assert found.is_disputed_end
+    assert found.is_bound
+    steady = known([at_rate(1, 500.0, 5.0), at_rate(2, 800.0, 30.0), at_rate(3, 800.0, 30.0)])
+    assert (steady.search_rps, steady.disputed_rps, steady.is_disputed_end) == (500.0, None, False)
+
+
+def test_no_confirmation_run_that_met_the_rate_is_not_called_none_made() -> None:
+    fresh = [at_rate(number, rate, 90.0, source="confirm") for number, rate in ((5, 50.3), (6, 47.8))]
+    runs = [at_rate(1, 69.9, 90.0), at_rate(2, 58.0, 90.0), at_rate(3, 53.5, 18.0), at_rate(4, 58.0, 90.0)]
+    text = confidence_sentence(recommend([*runs, *fresh], scenario=SCENARIO))
+    assert "no confirmation run met the SLO at 36.6/s or more" in text
+    assert "was made" not in text
+
+
 def test_the_recommendation_states_the_same_for_each_contender_and_slo() -> None:
     large = [at_rate(1, 2000.0, 12.0, batching=LARGE), at_rate(2, 2600.0, 40.0, batching=LARGE)]
     fresh = [at_rate(number, 1800.0, 10.0, batching=LARGE, source="confirm") for number in (3, 4, 5)]

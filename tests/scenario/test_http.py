@@ -19,7 +19,7 @@ from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import filled, values_at, with_values
 from batchtune.scenario.reader import ScenarioText, format_scenario, parse_scenario, read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.search.contenders import reference_configurations
+from batchtune.tune.search.contenders import Contenders, reference_configurations
 from tests.real_servers.environments import SERVERS
 
 
@@ -79,6 +79,24 @@ def test_the_servers_defaults_are_a_reference_only_where_they_are_told() -> None
     assert "defaults" not in reference_configurations(scenario())
     known = scenario(target={"defaults": {"rows": 4, "wait": 10}})
     assert reference_configurations(known)["defaults"].server_values() == {"rows": 4, "wait": 10}
+
+
+def test_defaults_that_do_not_batch_are_no_rival_of_no_batching() -> None:
+    asked = scenario(
+        target={"defaults": {"rows": 1, "wait": 0}, "means": {"rows": "rows", "wait_ms": "wait"}},
+        search={"space": {"rows": [1, 8], "wait": [0, 2.5]}},
+    )
+    references = reference_configurations(asked)
+    assert references["defaults"] == references["no_batching"]
+    assert references["no_batching"].batching is None
+    contenders = Contenders(asked)
+    contenders.grid(64)
+    (alone,) = (
+        own for own in contenders.all() if own.configuration.server_values()["rows"] == 1 and not own.point
+    )
+    assert alone.sources == ["no_batching", "defaults", "grid"]
+    rivals = [own.configuration.server_values() for own in contenders.all()]
+    assert sum(values == {"rows": 1, "wait": 0} for values in rivals) == 1
 
 
 def test_a_run_keeps_a_scenario_that_reads_the_same() -> None:

@@ -463,7 +463,11 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
     if target.defaults and "present" not in references:
         with suppress(BatchingParametersError):
             references["defaults"] = scenario.configuration()
-    return references
+    space = Space(scenario)
+    return {
+        source: filled if (filled := space.filled(own)).batching is None else own
+        for source, own in references.items()
+    }
 
 
 def first_configuration(scenario: Scenario) -> Configuration:

@@ -11,6 +11,7 @@ from batchtune.errors import BatchingParametersError
 from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
+from batchtune.scenario.spec.target import can_be_off
 
 UNBATCHED_CLIENTS = 16
 """Clients of a closed loop that are enough to keep a server without batching busy."""
@@ -24,6 +25,7 @@ class Space:
         self._axes = scenario.axes
         self._defaults = server_defaults(scenario.target.cpus, scenario.dialect)
         self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
+        self._unbatched = _sent_unbatched(scenario)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
         """Return the configuration of a point; None when the parameters are not legal, or the scenario's largest
@@ -71,12 +73,27 @@ class Space:
         return point
 
     def filled(self, configuration: Configuration) -> Configuration:
-        """Return the configuration with the server's default in place of each parameter that it leaves out."""
-        batching = configuration.batching
+        """Return the configuration with the server's default in place of each parameter that it leaves out; no batching
+        where a server of kind http gets the same values for that."""
+        batching, unbatched = configuration.batching, self._unbatched
         if batching is None:
             return configuration
+        rows = self._scenario.request.rows_most
+        if unbatched is not None and configuration.server_values(rows) == unbatched.server_values(rows):
+            return unbatched
         absent = {name: value for name, value in self._defaults.items() if getattr(batching, name) is None}
         return replace(configuration, batching=replace(batching, **absent))
+
+
+def _sent_unbatched(scenario: Scenario) -> Configuration | None:
+    """No batching, where a server of kind http gets it as values of its parameters; None: it gets it in another way, or
+    always batches."""
+    target = scenario.target
+    if target.kind != "http" or scenario.streams or not can_be_off(target):
+        return None
+    if target.set is not None and target.set.request is not None and target.set.request.off is not None:
+        return None
+    return scenario.configuration({"enable_batching": False})
 
 
 def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:

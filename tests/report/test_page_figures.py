@@ -65,7 +65,7 @@ def test_a_bracket_reaches_from_the_rate_held_to_the_rate_missed(tmp_path):
     account = account_with(tmp_path, capacity_ledger(), CAPACITY)
     first, *others = traces(brackets(account))
     assert (first["x"], first["error_x"]["array"]) == ([2000.0], pytest.approx([280.0]))
-    assert [trace["x"][0] for trace in others] == pytest.approx([540.0, 1080.0, 1710.0])
+    assert [trace["x"][0] for trace in others] == pytest.approx([522.0, 1044.0, 1653.0])
     assert first["marker"]["symbol"] == "star"
 
 

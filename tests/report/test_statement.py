@@ -39,7 +39,7 @@ Recommended
   max_batch_size             14
   batch_timeout_micros       2000
   num_batch_threads          1
-Gain: ×3.47 [2.86, 4.22] capacity over no batching. ×1.80 [1.54, 2.11] capacity
+Gain: ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18] capacity
   over the server's defaults.
 Capacity 2,000/s: met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); the limit
   is below 2,280/s.
@@ -47,13 +47,13 @@ Capacity 2,000/s: met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); the limit
 named by                configuration      met /s  limit below /s     p95 ms  gain [least, most]
 ────────────────────────────────────────────────────────────────────────────────────────────────
 recommended, guide (a)  size 14 · 2000 µs   2,000           2,280  38.0-39.2
-no batching             no batching           540             700       30.0  ×3.47 [2.86, 4.22]
-server defaults*        server defaults     1,080           1,300       30.0  ×1.80 [1.54, 2.11]
+no batching             no batching           540             700       30.0  ×3.53 [2.86, 4.37]
+server defaults*        server defaults     1,080           1,300       30.0  ×1.83 [1.54, 2.18]
 rule                    size 8 · 1000 µs    1,710           2,000       45.0     none measurable
 Columns that do not fit: p50 ms, limited by, p99 ms, runs; --json has them.
 * outside the search space: no candidate.
 
-Batching helps: batching is worth ×3.47 [2.86, 4.22].
+Batching helps: batching is worth ×3.53 [2.86, 4.37].
 The throughput × interval rule names max_batch_size=8 batch_timeout_micros=1000
   num_batch_threads=1: it met the SLO at 1,710/s; no measurable difference from
   the recommended configuration.

@@ -51,7 +51,7 @@ EXCLUDE = [
     (CONFIRMED, r"of the search[,.;]"),
     (r"[Nn]ot confirmed", r"may find a better"),
     (r"None: this is what runs now", r"(over|than|from) what runs now"),
-    (r"no confirmation run was made", r"met in [1-9]\d* of \d+ confirmation"),
+    (r"no confirmation run (?:was made|met the SLO)", r"met in [1-9]\d* of \d+ confirmation"),
     (r"to spare", r"a further run may miss it"),
     (r"\bnan\b|\binf\b|∞|…|\.\.\.|not known\]|None\b(?![:;])", r"."),
 ]

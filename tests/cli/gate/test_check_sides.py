@@ -172,12 +172,12 @@ def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "what", "hint"),
     [
-        ({"ref": "no-such"}, "'no-such' is no commit", "git fetch origin no-such"),
-        ({"ref": "--upload-pack=x"}, "is no commit", "git fetch"),
+        ({"ref": "no-such"}, "'no-such' is not a commit", "git fetch origin no-such"),
+        ({"ref": "--upload-pack=x"}, "is not a commit", "git fetch"),
         ({"ref": "old", "model": "scenarios/models/later"}, "not in old", "--baseline-model"),
         ({"ref": "old", "model": "/"}, "it is in no git repository", ""),
         ({"flag": ["intra"]}, "expected NAME=VALUE", ""),
-        ({"command": "serve 'x"}, "is no command line", ""),
+        ({"command": "serve 'x"}, "is not a command line", ""),
         ({"batching": "none.txt"}, "none.txt: No such file", ""),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_program_that_gives_more_than_tensors_is_refused(tmp_path: Path) -> No
             return x * 2, None
 
     torch.export.save(torch.export.export(Partly(), (torch.ones(2, 3),)), tmp_path / "model.pt2")
-    with pytest.raises(StatusError, match="output_1 is no tensor"):
+    with pytest.raises(StatusError, match="output_1 is not a tensor"):
         load_model(tmp_path, BackendOptions(device="cpu"))
 
 

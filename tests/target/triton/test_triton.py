@@ -345,7 +345,10 @@ def test_ensembles_that_ask_the_model_are_named(server: FakeTriton) -> None:
 
 def test_a_server_without_tls_is_told_as_such(server: FakeTriton) -> None:
     secret = TargetSpec(kind="triton", model="m", rest_url=server.url.replace("http:", "https:"))
-    with TritonTarget(secret) as target, pytest.raises(TargetError, match=r"no TLS connection: the server speaks http, not https"):
+    with (
+        TritonTarget(secret) as target,
+        pytest.raises(TargetError, match=r"no TLS connection: the server speaks http, not https"),
+    ):
         target.start()
 
 

@@ -266,7 +266,8 @@ def _validated(
 ) -> Scenario:
     context = {"directory": directory, "files_exist": files_exist, "searched": searched}
     try:
-        return Scenario.model_validate(document.data, context=context, by_alias=True, by_name=False)
+        parts = Scenario.without_unset_parts(document.data)
+        return Scenario.model_validate(parts, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
         # A default that depends on a wrong value is pydantic's echo of that value's own error.
         mistakes = [

@@ -16,7 +16,6 @@ from pydantic import (
     PlainSerializer,
     ValidationInfo,
     WithJsonSchema,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -40,20 +39,22 @@ class Spec(BaseModel):
         extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True, protected_namespaces=()
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_unset_parts(cls, given: Any) -> Any:
-        """Leave out the parts that are null, as `--set slo=null` does: they have their defaults."""
-        parts = {
-            field.alias or name
-            for name, field in cls.model_fields.items()
-            if isinstance(field.annotation, type)
-            and issubclass(field.annotation, Spec)
-            and not field.is_required()
-        }
+    def without_unset_parts(cls, given: Any) -> Any:
+        """Return a mapping for this section without the parts that are null, as `--set slo=null` makes them: they have
+        their defaults."""
         if not isinstance(given, Mapping):
             return given
-        return {key: value for key, value in given.items() if value is not None or key not in parts}
+        parts: dict[str, Any] = {
+            field.alias or name: field
+            for name, field in cls.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Spec)
+        }
+        return {
+            key: parts[key].annotation.without_unset_parts(value) if key in parts else value
+            for key, value in given.items()
+            if value is not None or key not in parts or parts[key].is_required()
+        }
 
 
 # Durations, rates and ratios with their unit, counts.

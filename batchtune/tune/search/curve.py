@@ -85,12 +85,8 @@ class Curve:
 
     def has_read(self, rows: float, *, threads: int) -> bool:
         """Whether a batch size within a tenth of this one, in rows, was measured with so many batch threads."""
-        near = (
-            math.isclose(reading.rows, rows, rel_tol=0.1)
-            for reading in self._readings
-            if reading.threads == threads
-        )
-        return any(near)
+        read = [reading.rows for reading in self._readings if reading.threads == threads]
+        return any(math.isclose(known, rows, rel_tol=0.1) for known in read)
 
     def readings(self) -> dict[int, float]:
         """Return rows -> seconds of a batch, for each batch size that was measured."""

@@ -163,7 +163,7 @@ def language_model_at(text: str) -> dict[str, Any] | None:
     document = yaml.safe_load(
         running_scenario(owner, "model", {"http://127.0.0.1:{port}": endpoint.rest_url})
     )
-    asked, target = document["request"]["openai"], document["target"]
+    asked, metrics = document["request"]["openai"], document["target"].get("metrics")
     asked |= {"api": call if call in ("completions", "embeddings") else "chat", "model": model}
     slo = document["slo"]
     if asked["api"] == "embeddings":
@@ -173,11 +173,7 @@ def language_model_at(text: str) -> dict[str, Any] | None:
     return {
         "name": model,
         "target": {"kind": "http", "model": model, "url": url}
-        | {
-            key: target[key]
-            for key in ("metrics",)
-            if key in target and _is_there(endpoint, target[key]["url"])
-        },
+        | ({"metrics": metrics} if metrics and _is_there(endpoint, metrics["url"]) else {}),
         "request": document["request"],
         "load": {"arrivals": "closed", "concurrency": 8},
         "slo": slo,

@@ -394,6 +394,10 @@ class _ModelBench:
         """Whether a request that is sent alone gets an answer within `limit_s` seconds."""
         return self._loader.answers_one(limit_s)
 
+    def _keeps_part(self, plan: Plan) -> bool:
+        """Whether Ctrl-C keeps the part of a load that was measured: of `batchtune load`, for one model."""
+        return plan.request.source == "load" and self._together is None
+
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
         """Make the job of a plan that lasts `duration_s` seconds, without warm-up."""
         arrivals = arrivals_of(self.scenario.load, duration_s=duration_s, seed=plan.seed)
@@ -448,7 +452,7 @@ class _ModelBench:
             timeout_s=times.timeout_s,
             batch_s=times.batch_s,
             patient=plan.request.source in NO_CANDIDATES,
-            kept_if_interrupted=plan.request.source == "load" and self._together is None,
+            kept_if_interrupted=self._keeps_part(plan),
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         is_lone = plan.request.source == "probe" and plan.request.concurrency == 1
@@ -544,7 +548,7 @@ class _ModelBench:
             warm_up_s=0.0,
             whole=True,
             should_stop=self._ends(None),
-            kept_if_interrupted=plan.request.source == "load" and self._together is None,
+            kept_if_interrupted=self._keeps_part(plan),
         )
         figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
         return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -890,15 +891,20 @@ def test_a_running_server_that_returns_gets_its_parameters_again(tmp_path: Path)
             assert httpx.get(url).json()["app"]["size"] == 8
 
 
+def swept(url: str, folder: Path, *, budget: str) -> subprocess.CompletedProcess[str]:
+    """A sweep of the app that runs there, with a limit that it keeps; its runs are in the folder `r`."""
+    file = folder / "s.yaml"
+    file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
+    return answered("sweep", file, "--budget", budget, "--results", folder / "r", cwd=folder)
+
+
 def test_the_trial_under_whose_load_a_server_ended_is_run_again_when_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing of its configuration, unless the server returns by itself."""
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
     with served(tmp_path, SIZE="3", UNDER_LOAD="2") as (url, process):
-        file = tmp_path / "s.yaml"
-        file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
-        done = answered("sweep", file, "--budget", "20s", "--results", tmp_path / "r", cwd=tmp_path)
+        done = swept(url, tmp_path, budget="20s")
         assert done.returncode == 7
         assert not process.running
         run = open_run(next((tmp_path / "r").glob("*/*")))
@@ -920,9 +926,7 @@ def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_depl
 ) -> None:
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
     with served(tmp_path, SIZE="3", CHANGES="3") as (url, _):
-        file = tmp_path / "s.yaml"
-        file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
-        done = answered("sweep", file, "--budget", "60s", "--results", tmp_path / "r", cwd=tmp_path)
+        done = swept(url, tmp_path, budget="60s")
     run = next((tmp_path / "r").glob("*/*"))
     assert done.returncode == 7
     assert f"error: the server at {url}" in done.stderr

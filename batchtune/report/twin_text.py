@@ -109,7 +109,7 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
         f"Configuration of each replica: {configuration.label()}.",
         (
             f"Capacity of each replica, simulated: {tables.interval(plan.per_replica_rps)} requests/s within these "
-            f"limits; saturated at {rounded(plan.saturation_rps)}. The plan counts on this capacity."
+            f"limits; saturated at {rounded(plan.saturation_rps)}. Each gets {rounded(plan.rate_rps / _left(plan))}/s{down}."
         ),
         *([] if plan.measured is None else [_measured_line(plan, plan.measured)]),
         f"Predicted, with requests sent {labels('routes')[plan.routing]}: {latencies}.",
@@ -171,15 +171,15 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
 
 
 def _measured_line(plan: ReplicaPlan, measured: MeasuredRates) -> str:
-    """Return what was measured of one replica, and how many the highest rate that was met would need where those are
-    more than planned."""
+    """Return what was measured of one replica, and how many replicas the highest rate that it met would need, where
+    those are more than planned."""
     line = f"Measured: {measured_text(measured, plan.twin_rps)}."
     if not measured.held_rps:
         return line
     needed = math.ceil(plan.rate_rps / measured.held_rps)
     if needed <= _left(plan):
         return line
-    return f"{line} At {rounded(measured.held_rps)}/s each, {counted(needed, 'replica')} are needed."
+    return f"{line} {counted(needed, 'replica')} would ask no more of each than it met: {rounded(measured.held_rps)}/s."
 
 
 def _left(plan: ReplicaPlan) -> int:

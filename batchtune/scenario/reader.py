@@ -324,7 +324,9 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
                 f"did you mean {near[0]!r}?" if near else "",
             )
         case "string_pattern_mismatch":
-            return f"expected {_description(path).partition(';')[0]}; was {_short(given)}", ""
+            is_url = str(context.get("pattern")).startswith("^https?://")
+            expected = "a URL, http://… or https://…" if is_url else _description(path).partition(";")[0]
+            return f"expected {expected}; was {_short(given)}", ""
         case "model_type" | "model_attributes_type" | "dict_type":
             return (
                 f"expected keys and values; was {_short(given)}",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import string
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,13 +117,20 @@ def worded(document: Any, *, read_again: bool = False) -> Any:
     return document
 
 
-def without_infinities(document: Any) -> Any:
-    """Return a JSON document for other programs, in which a number that is not finite is null, not a string."""
+def print_json(document: Any) -> None:
+    """Print a JSON document for other programs on stdout: a number that is not finite is null, not a string."""
+    sys.stdout.write(f"{json.dumps(_without_infinities(document), indent=2, allow_nan=False)}\n")
+
+
+def _without_infinities(document: Any) -> Any:
     if isinstance(document, dict):
-        return {name: without_infinities(value) for name, value in document.items()}
-    if isinstance(document, list):
-        return [without_infinities(value) for value in document]
-    return None if isinstance(document, str) and document in ("nan", "inf", "-inf") else document
+        return {name: _without_infinities(value) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_without_infinities(value) for value in document]
+    is_finite = document not in ("nan", "inf", "-inf") if isinstance(document, str) else True
+    return (
+        document if is_finite and not (isinstance(document, float) and not math.isfinite(document)) else None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

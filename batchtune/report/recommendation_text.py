@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -192,6 +193,8 @@ def _argument(chosen: Recommendation) -> Iterator[str]:
         if name not in known:
             why = chosen.failed_references.get(name)
             ending = "not measured" if why is None else f"failed when it was tried ({why})"
+            if name == "defaults" and why is None and chosen.configuration.dialect == "http":
+                ending += "; target.defaults in the scenario tells what they are"
             yield f"{words.capitalised(labels('references')[name])}: {ending}."
     yield from (f"SLO {words.promise_sentence(promise, chosen)}" for promise in chosen.promises)
     if chosen.bottleneck is not None:
@@ -239,7 +242,7 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
         for other in words.other_references(chosen)
     ]
     left_out = ("named by", "configuration", "p50 ms", "p99 ms", "mean batch", "limited by")
-    columns = _columns([(RECOMMENDED, chosen, ""), *others], objective=chosen.objective)
+    columns = _columns([(RECOMMENDED, chosen, ""), *others], objective=chosen.objective, limits=chosen.slo)
     shown = {name: cells for name, cells in columns.items() if name not in left_out}
     return _table({"": columns["named by"], **shown})
 
@@ -253,20 +256,20 @@ def contenders_table(chosen: Recommendation) -> list[list[str]]:
         (first, chosen, ""),
         *((_name(other), other, words.gain_cell(other)) for other in others),
     ]
-    return _table(_columns(shown, objective=chosen.objective))
+    return _table(_columns(shown, objective=chosen.objective, limits=chosen.slo))
 
 
 def nearest_table(tried: Sequence[Compared], *, objective: str) -> list[list[str]]:
     """Return a table of all that was tried where nothing is recommended, headings first, in the order given."""
-    return _table(_columns([(_name(other), other, "") for other in tried], objective=objective))
+    return _table(_columns([(_name(other), other, "") for other in tried], objective=objective, limits={}))
 
 
 _Row = tuple[str, Recommendation | Compared, str]
 """(sources that proposed a configuration, its figures, what is gained over it)."""
 
 
-def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
-    """Return the columns of a table of configurations, heading -> cells."""
+def _columns(shown: Sequence[_Row], *, objective: str, limits: Mapping[str, float]) -> dict[str, list[str]]:
+    """Return the columns of a table of configurations, heading -> cells; `limits`: quantile name -> seconds."""
     names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
     labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
@@ -278,7 +281,10 @@ def _columns(shown: Sequence[_Row], *, objective: str) -> dict[str, list[str]]:
         "named by": names,
         "configuration": labels,
         **dict(zip(rate_headings, map(list, rates), strict=True)),
-        **{f"{name} ms": [_latency(contender, name) for contender in contenders] for name in quantiles},
+        **{
+            f"{name} ms": [_latency(contender, name, limits.get(name, math.inf)) for contender in contenders]
+            for name in quantiles
+        },
         "mean batch": [rounded(contender.mean_batch_rows) for contender in contenders],
         "limited by": [words.limit_word(contender.bottleneck) for contender in contenders],
         "runs": [str(contender.runs) for contender in contenders],
@@ -312,8 +318,9 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     return [held, f"{about}{rounded(contender.capacity.missed_rps)}"]
 
 
-def _latency(contender: Recommendation | Compared, name: str) -> str:
-    """Return the cell of a latency in ms, marked where it is that of a rate that missed the SLO."""
-    text = tables.span(contender.latency_s.get(name), scale=1e3)
-    met_none = contender.capacity is not None and not contender.capacity.held_rps
-    return f"{text} (missed)" if met_none and text != "–" else text
+def _latency(contender: Recommendation | Compared, name: str, limit_s: float) -> str:
+    """Return the cell of a latency in ms, marked where it is that of runs that missed the SLO."""
+    estimate, capacity = contender.latency_s.get(name), contender.capacity
+    text = tables.span(estimate, scale=1e3)
+    missed = capacity is not None and not (capacity.held_rps and estimate and estimate.high <= limit_s)
+    return f"{text} (missed)" if missed and text != "–" else text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json as json_text
-import math
 import sys
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -12,6 +10,7 @@ from typing import Final, Literal
 from batchtune.archive.listing import RunEntry
 from batchtune.archive.table import HIGHER_IS_BETTER, Table, parquet
 from batchtune.errors import UsageError
+from batchtune.report.findings import print_json
 from batchtune.report.tables import markdown_lines, print_rows, print_text
 from batchtune.units import counted, percentage, rounded
 
@@ -43,8 +42,7 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool) -> None:
     """Print a line for each run in the order given, or with `json` one document `{"runs": […]}`, to stdout by
     default."""
     if json:
-        document = {"runs": [entry.to_dict() for entry in entries]}
-        sys.stdout.write(f"{json_text.dumps(document, indent=2)}\n")
+        print_json({"runs": [entry.to_dict() for entry in entries]})
         return
     headings = ["run", "scenario", "started (UTC)", "trials", "verdict", "recommended", "target"]
     rows = [
@@ -82,12 +80,7 @@ def print_trials(
         case "csv":
             csv.writer(sys.stdout, lineterminator="\n").writerows([list(ordered), *_rows(ordered)])
         case "json":
-            records = [
-                {name: _finite(value) for name, value in zip(ordered, row, strict=True)}
-                for row in _rows(ordered)
-            ]
-            document = json_text.dumps(records, indent=2, ensure_ascii=False, allow_nan=False)
-            sys.stdout.write(f"{document}\n")
+            print_json([dict(zip(ordered, row, strict=True)) for row in _rows(ordered)])
         case "parquet":
             _write_parquet(ordered)
         case "markdown":
@@ -185,10 +178,6 @@ def _label(words: Sequence[tuple[str, str]]) -> str:
 
 def _rows(trials: Table) -> list[tuple[object, ...]]:
     return list(zip(*trials.values(), strict=True))
-
-
-def _finite(value: object) -> object:
-    return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
 def _cells(trials: Table) -> list[list[str]]:

@@ -109,7 +109,8 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
         f"Configuration of each replica: {configuration.label()}.",
         (
             f"Capacity of each replica, simulated: {tables.interval(plan.per_replica_rps)} requests/s within these "
-            f"limits; saturated at {rounded(plan.saturation_rps)}. Each gets {rounded(plan.rate_rps / _left(plan))}/s{down}."
+            f"limits; saturated at {rounded(plan.saturation_rps)}. Each gets "
+            f"{rounded(plan.rate_rps / _left(plan))}/s{down}."
         ),
         *([] if plan.measured is None else [_measured_line(plan, plan.measured)]),
         f"Predicted, with requests sent {labels('routes')[plan.routing]}: {latencies}.",

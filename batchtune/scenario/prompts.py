@@ -183,6 +183,7 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"request.inputs.file: {path} cannot be read: {error}") from error
     known = ("prompt", "messages", "max_tokens")  # keys of a line of a .jsonl file
+    names = ("id", "custom_id", "metadata")  # by which files keep their lines apart
     texts = list(filter(str.strip, lines))
     if not texts:
         raise ScenarioError(f"request.inputs.file: {path} has no prompt")
@@ -196,7 +197,7 @@ def _from_file(path: Path) -> Iterator[_Prompt]:
         content = messages if is_chat else None if messages else text
         if not content or (content is text and not isinstance(text, str)):
             raise ScenarioError(f'{path}:{number}: expected {{"prompt": "…"}} or {{"messages": […]}}')
-        unknown = sorted(given.keys() - set(known))
+        unknown = sorted(given.keys() - {*known, *names})
         if unknown:
             raise ScenarioError(
                 f"{path}:{number}: unknown key {unknown[0]!r}; known: {', '.join(known)}",

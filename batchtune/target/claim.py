@@ -74,8 +74,8 @@ def state_folder() -> Path:
 class Claim:
     """The right of this process to change one server, between `hold` and `release`, and what the server gets back.
 
-    `original`: the model as it is to be put back; None: not known yet. `keep`: saves it beside this user's file
-    too; None: nowhere else.
+    `original`: the model as it is to be put back; None: not known yet. `keep`: saves it beside this user's file, at
+    `path`, too; None: nowhere else.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Claim:
         self._on_event = on_event
         self._server = f"{model} at {address}"
         name = hashlib.sha256(f"{address.replace('localhost', '127.0.0.1')} {model}".encode()).hexdigest()
-        self._path = state_folder() / f"{name[:24]}.json"
+        self.path = state_folder() / f"{name[:24]}.json"
         self._lock = -1
 
     @property
@@ -126,11 +126,11 @@ class Claim:
             TargetError: another process changes this server now, or the file cannot be written.
         """
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise TargetError(
-                f"cannot write {self._path}: {error.strerror}",
+                f"cannot write {self.path}: {error.strerror}",
                 hint="it stores the server's settings until they are restored; set XDG_STATE_HOME to another folder",
             ) from error
         try:
@@ -138,12 +138,12 @@ class Claim:
         except OSError as error:
             os.close(lock)
             raise TargetError(
-                f"another batchtune changes {self._server}: {self._path} is locked",
+                f"another batchtune changes {self._server}: {self.path} is locked",
                 hint="wait until it ends: it restores the settings that it found",
             ) from error
         self._lock = lock
         try:
-            kept = json.loads(self._path.read_bytes() or b"null")
+            kept = json.loads(self.path.read_bytes() or b"null")
         except ValueError:
             return None
         return from_plain(OriginalModel, kept) if isinstance(kept, dict) else None
@@ -193,6 +193,20 @@ class Claim:
             os.pwrite(self._lock, content, 0)
             os.truncate(self._lock, len(content))
             os.fsync(self._lock)
+
+
+def is_claimed(address: str, model: str) -> bool:
+    """Whether another process changes this server now."""
+    claim = Claim(address, model)
+    if not claim.path.is_file():
+        return False
+    try:
+        claim.lock()
+    except TargetError:
+        return True
+    finally:
+        claim.release()
+    return False
 
 
 def discard_record(original: OriginalModel) -> None:

@@ -315,7 +315,8 @@ class CommandTarget:
 
     def log_tail(self) -> str:
         """Return the last lines of the launched server's log, or of the commands' where it said nothing."""
-        return last_words(self._log.path) or last_words(self._steps_log.path) or "  (nothing was said)"
+        nothing = "  (its log is not known here)" if self._runs_already else "  (nothing was said)"
+        return last_words(self._log.path) or last_words(self._steps_log.path) or nothing
 
     def attach(self, keep: Keep | None = None) -> dict[str, Any]:
         """Lock a running server of kind http and note what is to be put back at the end. Returns the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json as json_text
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from batchtune.errors import (
 )
 from batchtune.measure.slo import limits_of
 from batchtune.plain_values import as_text, to_plain
-from batchtune.report.findings import worded
+from batchtune.report.findings import print_json, worded
 from batchtune.report.twin_text import Simulated, accuracy_text, note_when_slow, print_plan, print_simulations
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of, http_configuration
@@ -359,7 +358,7 @@ def run_simulate(
         ]
     if json:
         document = {**_document(calibrated, points), "notes": notes}
-        print(json_text.dumps(document, indent=2, allow_nan=False))
+        print_json(document)
     else:
         print_simulations(
             points, calibrated.twin, base=calibrated.base_name, run=calibrated.run.path, notes=notes
@@ -546,7 +545,7 @@ def run_plan(
             "twin": twin_document(calibrated),
             **worded(plan.to_dict()),
         }
-        print(json_text.dumps(document, indent=2, allow_nan=False))
+        print_json(document)
     else:
         print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
     code = trusted(calibrated.twin)

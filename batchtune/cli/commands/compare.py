@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ from batchtune.report.comparison import (
     print_noise,
     variant_line,
 )
-from batchtune.report.findings import worded
+from batchtune.report.findings import print_json, worded
 from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
 from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
@@ -90,7 +89,7 @@ def run_compare(
     )
     if json:
         checks = {"checks": [account_document(account) for account in accounts]} if gates else {}
-        print(json_text.dumps({"run": str(done.run.path), **document, **checks}, indent=2))
+        print_json({"run": str(done.run.path), **document, **checks})
     elif done.trials:
         print_comparison(comparison, path=done.run.path)
         for account in accounts:
@@ -223,7 +222,7 @@ def run_noise(
     if done.fault is None and (floor.failure is not None or not floor.floors):
         raise TargetError(floor.failure or "no block gave two figures", hint=f"see {done.run.path}")
     if json:
-        print(json_text.dumps({"run": str(done.run.path), **document}, indent=2))
+        print_json({"run": str(done.run.path), **document})
     elif floor.floors:
         print_noise(floor, path=done.run.path)
     if done.fault is not None:

@@ -28,6 +28,7 @@ from batchtune.measure.caveats import (
 )
 from batchtune.plain_values import to_plain
 from batchtune.provenance import gpus
+from batchtune.report.findings import print_json
 from batchtune.report.live_view import sweep_view
 from batchtune.report.tables import paragraph, plain_console, text_width
 from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
@@ -70,7 +71,7 @@ def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
     lacking = lacking_for_a_sweep(checks)
     if json:
         listed = [{"name": name, **to_plain(check)} for name, check in checks.items()]
-        print(json_text.dumps({"ready": not lacking, "lacking": lacking, "checks": listed}, indent=2))
+        print_json({"ready": not lacking, "lacking": lacking, "checks": listed})
     else:
         _print(checks, lacking)
     return TargetError.exit_code if lacking else 0

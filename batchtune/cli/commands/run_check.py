@@ -31,6 +31,7 @@ from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.check_text import account_document, print_check
+from batchtune.report.findings import print_json
 from batchtune.scenario.reader import read_arms, read_variants
 from batchtune.target.choice import placed
 from batchtune.tune.compare.blocks import Variant, chosen_variants
@@ -177,7 +178,7 @@ def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: Batch
     except ArchiveError as error:  # the verdict is valid without its copy
         print(f"note: {error.message}", file=sys.stderr)
     if wanted.json:
-        print(json_text.dumps(document, indent=2, allow_nan=False))
+        print_json(document)
     else:
         print_check(account)
     hand_on(account, wanted)

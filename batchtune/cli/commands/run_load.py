@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,7 +33,7 @@ from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.measure.caveats import HostGuard
 from batchtune.plain_values import as_text
 from batchtune.report.check_text import limit_text
-from batchtune.report.findings import text_of
+from batchtune.report.findings import print_json, text_of
 from batchtune.report.live_view import live_line, load_text, plan_load, trial_line
 from batchtune.report.load_points import (
     points_dict,
@@ -46,6 +45,7 @@ from batchtune.scenario.reader import lists_models
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
+from batchtune.target.claim import is_claimed
 from batchtune.target.external import ExternalTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.blocks import REPEATS_SHARE
@@ -114,7 +114,7 @@ def _print(
             run = None if current.run is None else str(current.run.path)
             gates = [finding.to_dict() for finding in findings]
             document = {"run": run, **points_dict(points, scenario=scenario), "gates": gates}
-            print(json_text.dumps(document, indent=2))
+            print_json(document)
         case "csv":
             print_points_csv(points, scenario=scenario)
         case "table":
@@ -339,8 +339,19 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
         is_given = question.settings or scenario.fixed or wanted.no_batching
         if scenario.target.kind == "http" and scenario.target.attached and not is_given:
             scenario = scenario.with_target(set=None)  # it keeps the parameters that it has
-        return target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
-    return external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url)
+        target = target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
+        kept = scenario.target.kind == "http" and scenario.target.attached and scenario.target.set is None
+        return _noted(target) if kept else target
+    return _noted(external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url))
+
+
+def _noted(target: LaunchedTarget | ExternalTarget) -> LaunchedTarget | ExternalTarget:
+    """Return the running server that is to be loaded as it is; prints a note where another process changes it."""
+    if is_claimed(target.endpoint.rest_url, target.endpoint.model_name):
+        print(
+            "note: another batchtune changes this server now, and with it what is measured", file=sys.stderr
+        )
+    return target
 
 
 def _place(plan: Plan, plans: Sequence[Plan]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import math
 import shlex
 import sys
@@ -32,7 +31,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.report.findings import without_infinities, worded
+from batchtune.report.findings import print_json, worded
 from batchtune.report.recommendation_text import print_answer, print_recommendation
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -134,7 +133,7 @@ def conclude(
         step = _way_on(error, run, scenario, trials, asked=None if slo == scenario.slo else slo)
         if json:
             ending = {"error": error.message, "hint": error.hint, "to_establish": step}
-            print(json_text.dumps({"run": str(run.path), **ending}))
+            print_json({"run": str(run.path), **ending})
         if swept:
             run.remove_recommendation()
         raise
@@ -161,7 +160,7 @@ def conclude(
     offer = longer if chosen.established and chosen.may_find_more else None
     if json:
         document = {"run": str(run.path), "to_establish": step, **worded(chosen.to_dict())}
-        print(json_text.dumps(without_infinities(document), indent=2, allow_nan=False))
+        print_json(document)
     else:
         shown = dialect == own_dialect or write is not None
         file = parameters_file(run, write if dialect == own_dialect else None, chosen)

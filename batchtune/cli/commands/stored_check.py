@@ -6,7 +6,6 @@ so margins are no less than SESSION_MARGIN, and on another host the check is a t
 
 from __future__ import annotations
 
-import json as json_text
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ from batchtune.errors import ArchiveError, BaselineError, MeasurementInvalidErro
 from batchtune.plain_values import as_text, fields_to_plain
 from batchtune.provenance import collect
 from batchtune.report.check_text import print_history
-from batchtune.report.findings import text_of
+from batchtune.report.findings import print_json, text_of
 from batchtune.scenario.reader import read_arms
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import refuse_several_models
@@ -66,15 +65,12 @@ def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
         )
     series, record = series_of(lines), track_record(lines)
     if json:
-        print(
-            json_text.dumps(
-                {
-                    "checks": lines,
-                    "series": [fields_to_plain(figure) for figure in series],
-                    "record": {**fields_to_plain(record), "rate_most": record.rate_most},
-                },
-                indent=2,
-            )
+        print_json(
+            {
+                "checks": lines,
+                "series": [fields_to_plain(figure) for figure in series],
+                "record": {**fields_to_plain(record), "rate_most": record.rate_most},
+            }
         )
     else:
         print_history(lines, series)
@@ -226,7 +222,7 @@ def _passed(error: BaselineError, *, json: bool) -> int:
     """Print that there is no baseline yet and that --allow-missing lets this pass. Returns the exit code, 0."""
     print(f"{error.message}; --allow-missing lets it pass", file=sys.stderr)
     if json:
-        print(json_text.dumps({"verdict": "NO BASELINE", "exit_code": 0, "reason": error.message}))
+        print_json({"verdict": "NO BASELINE", "exit_code": 0, "reason": error.message})
     return 0
 
 
@@ -290,7 +286,7 @@ def update_baseline(
     write_baseline(baseline, course.run.path / BASELINE)
     if wanted.json:
         kept = {"baseline": str(path), "runs": len(baseline.runs), "run": str(course.run.path)}
-        print(json_text.dumps({**kept, "note": wanted.note}))
+        print_json({**kept, "note": wanted.note})
         return 0
     of = f"; {wanted.note}" if wanted.note else ""
     print(f"baseline of {counted(len(baseline.runs), 'run')} saved in {path}{of}")

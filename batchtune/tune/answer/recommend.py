@@ -27,7 +27,6 @@ from batchtune.tune.answer.reason import (
     padding_note,
 )
 from batchtune.tune.answer.recommendation import (
-    PREDICTION_RUNS,
     Alone,
     Alternative,
     Capacity,
@@ -40,7 +39,7 @@ from batchtune.tune.answer.recommendation import (
     range_of,
 )
 from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
-from batchtune.tune.evidence.bracket import LEVEL, BracketRun
+from batchtune.tune.evidence.bracket import LEVEL, PREDICTION_RUNS, BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of

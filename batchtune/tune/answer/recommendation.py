@@ -25,7 +25,14 @@ from batchtune.plain_values import (
 )
 from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import BACK, UNCONFIRMED, Bracket, crossing_rps, runs_of
+from batchtune.tune.evidence.bracket import (
+    BACK,
+    PREDICTION_RUNS,
+    UNCONFIRMED,
+    Bracket,
+    crossing_rps,
+    runs_of,
+)
 from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.trials.space import Space
 from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
@@ -388,10 +395,6 @@ def range_of(values: Sequence[float]) -> Estimate:
     return Estimate(
         value=median, low=min(math.exp(mean - half), median), high=max(math.exp(mean + half), median)
     )
-
-
-PREDICTION_RUNS = 5
-"""Runs from which on a prediction interval is stated instead of the range."""
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:

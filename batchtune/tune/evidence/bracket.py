@@ -26,6 +26,8 @@ ANSWERED = 0.97
 FRESH = 3
 """Confirmation runs that must hold a rate, and three times as many as miss it: with fewer, stated rates are 2-50 % too
 high."""
+PREDICTION_RUNS = 5
+"""Runs from which on a prediction interval is stated instead of the range."""
 
 
 BACK = 0.85

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, BracketRun, of_limit
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, PREDICTION_RUNS, RIVAL, BracketRun, of_limit
 from batchtune.tune.search.capacity import HOPELESS, TIGHT_MAX, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
@@ -378,7 +378,8 @@ class FixedLoadSearch(Search):
         """The next confirmation run; None: there are enough, or no time.
 
         Runs of the leader alternate with those of its strongest rival where there is time for both, so that noise of
-        the host affects both; then come other rivals, and the references.
+        the host affects both; then come other rivals, as many of the leader as a prediction interval needs, and the
+        references.
         """
         leader = self.leader()
         top = self.standing(leader)
@@ -390,11 +391,14 @@ class FixedLoadSearch(Search):
             max(FRESH - self._fresh_runs(c, taken), 0) * self._cost_s(c, fresh=True) for c in in_turn
         )
         first = in_turn if missing_s <= left_s else [leader]
-        for contender in dict.fromkeys((*first, leader, *rivals, *self._compared_with(top))):
-            if (
-                self._fresh_runs(contender, taken) < self._fresh_wanted(contender, leader)
-                and self._cost_s(contender, fresh=True) <= left_s
-            ):
+        wanted = {c: self._fresh_wanted(c, leader) for c in (*first, leader, *rivals)}
+        for contender, runs in (
+            *wanted.items(),
+            (leader, PREDICTION_RUNS),
+            *((c, FRESH) for c in self._compared_with(top)),
+        ):
+            is_short = self._fresh_runs(contender, taken) < runs
+            if is_short and self._cost_s(contender, fresh=True) <= left_s:
                 return self._own_run(contender, "a confirmation run", fresh=True)
         return None
 

@@ -24,7 +24,7 @@ from batchtune.server import startup
 from batchtune.server.backends.model import nothing_to_prepare
 from batchtune.server.backends.registry import load_model
 from batchtune.server.calls.pending_call import LoopPort
-from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
+from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.log import flush, note, say, say_error, warn
 from batchtune.server.memory import Trimming
 from batchtune.server.metrics import GpuSampler, LoopLagSampler, Metrics
@@ -34,7 +34,7 @@ from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.models.warmup import warm_up
 from batchtune.server.rest.connection import serve_rest
-from batchtune.server.rest.rest_api import RestApi, RestOptions
+from batchtune.server.rest.rest_api import RestApi
 from batchtune.server.server_flags import ServerFlags
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.server_connection import serve
@@ -86,26 +86,11 @@ async def listen(
     Raises:
         OSError: an address cannot be bound; the message says which.
     """
-    grpc_options = GrpcOptions(
-        serialize_as_content=flags.enable_serialization_as_tensor_content,
-        check_methods=flags.enable_signature_method_name_check,
-        health=flags.enable_grpc_healthcheck_service,
-        reflection=flags.enable_grpc_reflection,
-    )
-    rest_options = RestOptions(
-        timeout_ms=flags.rest_api_timeout_in_ms,
-        cors=flags.rest_api_enable_cors_support,
-        monitoring_path=monitoring_path,
-        tuning=control if flags.enable_tuning_api else None,
-        check_methods=flags.enable_signature_method_name_check,
-        gzip_answers=flags.rest_api_enable_gzip_answers,
-        body_bytes_max=flags.rest_api_max_body_bytes,
-    )
     grpc, rest, announce_stop, end = None, None, _nothing, _nothing
     where = f"{flags.host}:{flags.port}"
     try:
         if flags.port:
-            api = make_grpc_api(repository, metrics, options=grpc_options)
+            api = make_grpc_api(repository, metrics, flags)
             announce_stop = api.announce_stop
             grpc = await serve(
                 flags.host, flags.port, api.dispatch, streams=api.streams, limits=grpc_limits, tls=tls
@@ -116,7 +101,8 @@ async def listen(
                 say(f"gRPC on {where} too")
         if flags.rest_api_port:
             where = f"{flags.host}:{flags.rest_api_port}"
-            app = RestApi(repository, metrics, rest_options)
+            tuning = control if flags.enable_tuning_api else None
+            app = RestApi(repository, metrics, flags, monitoring_path=monitoring_path, tuning=tuning)
             rest, end = await serve_rest(app, flags.host, flags.rest_api_port), app.close
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)

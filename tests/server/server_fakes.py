@@ -13,13 +13,14 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from batchtune.server.grpc_api.services import GrpcApi, GrpcOptions, make_grpc_api
+from batchtune.server.grpc_api.services import GrpcApi, make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_config import models_of
 from batchtune.server.models.servable import VersionStatus
 from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
-from batchtune.server.rest.rest_api import RestApi, RestOptions
+from batchtune.server.rest.rest_api import RestApi
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.signature import Signature, TensorSpec
@@ -185,12 +186,13 @@ class RunningRest:
 
 @contextmanager
 def running_rest(
-    servable: FakeServable | None = None, *, limits: RestLimits | None = None, **options: Any
+    servable: FakeServable | None = None, *, limits: RestLimits | None = None, **flags: Any
 ) -> Iterator[RunningRest]:
     """Serve `servable` over REST on a free port of the loopback."""
     thread = LoopThread()
     models, metrics = FakeModels(servable), Metrics()
-    api = RestApi(models, metrics, RestOptions(**options))
+    own = {name: flags.pop(name) for name in ("monitoring_path", "tuning") if name in flags}
+    api = RestApi(models, metrics, ServerFlags(**flags), **own)
     server = thread.run(serve_rest(api, "127.0.0.1", 0, limits=limits))
     try:
         yield RunningRest(thread, server, api, models, metrics)
@@ -231,11 +233,11 @@ class RunningGrpc:
 
 
 @contextmanager
-def running_grpc(servable: FakeServable | None = None, **options: Any) -> Iterator[RunningGrpc]:
+def running_grpc(servable: FakeServable | None = None, **flags: Any) -> Iterator[RunningGrpc]:
     """Serve `servable` over gRPC on a free port of the loopback."""
     thread = LoopThread()
     models, metrics = FakeModels(servable), Metrics()
-    api = make_grpc_api(models, metrics, options=GrpcOptions(**options))
+    api = make_grpc_api(models, metrics, ServerFlags(enable_grpc_healthcheck_service=True, **flags))
     server = thread.run(serve("127.0.0.1", 0, api.dispatch, streams=api.streams))
     try:
         yield RunningGrpc(thread, server.port, api, models, metrics)

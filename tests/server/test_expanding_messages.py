@@ -12,6 +12,7 @@ import pytest
 
 from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.metrics import Metrics
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.server.hostile_attacks import PREDICT, expanding, predict_of
@@ -45,7 +46,7 @@ def dispatch(call: Call, servable: FakeServable) -> None:
     """Dispatch a call, and let the loop turn until it is answered."""
 
     async def scenario() -> None:
-        make_grpc_api(FakeModels(servable), Metrics()).dispatch(call)
+        make_grpc_api(FakeModels(servable), Metrics(), ServerFlags()).dispatch(call)
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -67,7 +68,7 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
     run = (HALF_PLUS_TWO, nothing) if path == PREDICT else (CLASSIFIER, scores)
 
     async def scenario() -> None:
-        api = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics())
+        api = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics(), ServerFlags())
         for _ in range(3):  # the second of a length may leave a template, which the third fits
             call, calls = Call(path, message), 0
 

@@ -19,6 +19,7 @@ from batchtune.server.grpc_api.classify_regress import InferenceCalls, parse_mes
 from batchtune.server.grpc_api.predict import PredictCalls, read_model_spec
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_repository import ModelRepository
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, dispatcher
 from batchtune.wire.status import FAULT, GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import (
@@ -206,21 +207,6 @@ def _response(status: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcOptions:
-    """Flags of the gRPC services.
-
-    serialize_as_content: --enable_serialization_as_tensor_content; check_methods:
-    --enable_signature_method_name_check; health: --enable_grpc_healthcheck_service; reflection:
-    --enable_grpc_reflection.
-    """
-
-    serialize_as_content: bool = False
-    check_methods: bool = False
-    health: bool = True
-    reflection: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcApi:
     """The services, as the wire's gRPC server takes them.
 
@@ -233,19 +219,17 @@ class GrpcApi:
     announce_stop: Callable[[], None]
 
 
-def make_grpc_api(
-    repository: ModelRepository, metrics: Metrics, *, options: GrpcOptions | None = None
-) -> GrpcApi:
+def make_grpc_api(repository: ModelRepository, metrics: Metrics, flags: ServerFlags) -> GrpcApi:
     """Make the services of a repository; all functions of the result run on the event loop."""
-    options = options or GrpcOptions()
     pending: PendingCalls[GrpcCall] = PendingCalls(
         *(metrics, "GRPC", repository),
         reply=GrpcCall.reply,
         refuse=GrpcCall.refuse,
         is_gone=attrgetter("cancelled"),
     )
-    check = options.check_methods
-    predict = PredictCalls(repository, pending, as_content=options.serialize_as_content, check_methods=check)
+    check = flags.enable_signature_method_name_check
+    as_content = flags.enable_serialization_as_tensor_content
+    predict = PredictCalls(repository, pending, as_content=as_content, check_methods=check)
     inference = InferenceCalls(repository, pending, check_methods=check)
     models = ModelServiceCalls(repository, metrics.first_values)
     prediction_service = "tensorflow.serving.PredictionService"
@@ -263,11 +247,11 @@ def make_grpc_api(
     streams: dict[str, Callable[[GrpcStream], None]] = {}
     services = [prediction_service, model_service]
     health_service = "grpc.health.v1.Health"
-    if options.health:
+    if flags.enable_grpc_healthcheck_service:
         services.append(health_service)
         handlers[f"/{health_service}/Check"] = health.check
         streams[f"/{health_service}/Watch"] = health.watch
-    if options.reflection:
+    if flags.enable_grpc_reflection:
         services.extend(REFLECTION_SERVICES)
         reflection = Reflection(services)
         for name in REFLECTION_SERVICES:

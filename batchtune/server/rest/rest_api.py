@@ -11,7 +11,6 @@ import gzip
 import logging
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
 from batchtune.server.rest.parser import PROXY_FIELDS, Head, HttpRequest, KnownHeads
+from batchtune.server.server_flags import ServerFlags
 from batchtune.system import is_loopback
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.listener import SharedBytes
@@ -109,43 +109,37 @@ _logger = logging.getLogger(__name__)
 Respond = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestOptions:
-    """Flags of the REST API.
+class RestApi:
+    """Answers HTTP requests; all methods are called on the event loop.
 
-    timeout_ms: --rest_api_timeout_in_ms, 0: none. cors: --rest_api_enable_cors_support. monitoring_path: of
-    the metrics page, None: no page. tuning: None: no tuning API. check_methods:
-    --enable_signature_method_name_check. gzip_answers: compress answers to clients that accept it.
-    body_bytes_max: of a request body as sent; inflated_bytes_max: of one sent as gzip, once inflated
-    (TensorFlow Serving's limit, gzip_zlib.h).
+    monitoring_path: of the metrics page, None: no page. tuning: what the tuning API sets, None: there is no such API.
     """
 
-    timeout_ms: int = 30_000
-    cors: bool = False
-    monitoring_path: str | None = None
-    tuning: BatchingControl | None = None
-    check_methods: bool = False
-    gzip_answers: bool = False
-    body_bytes_max: int = 64 << 20
-    inflated_bytes_max: int = 100 << 20
-
-
-class RestApi:
-    """Answers HTTP requests; all methods are called on the event loop."""
-
-    def __init__(self, models: ModelRepository, metrics: Metrics, options: RestOptions) -> None:
-        self.options = options
+    def __init__(
+        self,
+        models: ModelRepository,
+        metrics: Metrics,
+        flags: ServerFlags,
+        *,
+        monitoring_path: str | None = None,
+        tuning: BatchingControl | None = None,
+    ) -> None:
+        self._flags = flags
+        self._tuning = tuning
         self.calls = RestCalls(
             models,
             metrics,
-            timeout_s=options.timeout_ms / 1000,
-            check_methods=options.check_methods,
+            timeout_s=flags.rest_api_timeout_in_ms / 1000,
+            check_methods=flags.enable_signature_method_name_check,
         )
-        self.known_heads = KnownHeads(but_with={b"accept-encoding"} if options.gzip_answers else set())
+        self.known_heads = KnownHeads(
+            but_with={b"accept-encoding"} if flags.rest_api_enable_gzip_answers else set()
+        )
         self.start_model_call = self.calls.start
-        self.body_bytes_max = options.body_bytes_max
+        self.body_bytes_max = flags.rest_api_max_body_bytes
+        self.inflated_bytes_max = 100 << 20  # TensorFlow Serving's limit, gzip_zlib.h
         self.header_lines = b"content-type: application/json\r\n"
-        if options.cors:  # http_rest_api_util.cc
+        if flags.rest_api_enable_cors_support:  # http_rest_api_util.cc
             self.header_lines += (
                 b"access-control-allow-origin: *\r\naccess-control-allow-methods: POST, GET\r\n"
             )
@@ -153,7 +147,7 @@ class RestApi:
         self.tasks: set[asyncio.Task[None]] = set()
         self._inflating = Inflating()
         self._metrics = metrics
-        self._monitoring_path = (options.monitoring_path or "").encode()
+        self._monitoring_path = (monitoring_path or "").encode()
 
     def share(self, unsent: SharedBytes) -> None:
         """Count the bytes of inflated requests together with those of `unsent` answers, under one limit."""
@@ -178,7 +172,7 @@ class RestApi:
         peer: the client's address, "" for a Unix socket.
         """
         head = request.head
-        if self.options.gzip_answers and head.takes_gzip:
+        if self._flags.rest_api_enable_gzip_answers and head.takes_gzip:
             respond = partial(self._respond_in_gzip, respond)
         if head.route is None and not self._is_tuning(head, "PUT"):
             self._or_refuse(lambda: respond(*self._answer(head, peer)), head, respond)
@@ -199,7 +193,7 @@ class RestApi:
 
     def _inflate(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
         """Inflate a body, now or later, then start its call."""
-        bytes_max = min(self.options.body_bytes_max, self.options.inflated_bytes_max)
+        bytes_max = min(self.body_bytes_max, self.inflated_bytes_max)
 
         def go_on(outcome: Outcome, release: Callable[[], None]) -> None:
             answer = partial(_release_and_respond, release, respond)
@@ -210,7 +204,7 @@ class RestApi:
         self._inflating.start(Packed(content=body, wbits=GZIP, bytes_max=bytes_max, go_on=go_on))
 
     def _start_call(self, head: Head, body: bytes, peer: str, respond: Respond) -> None:
-        tuning = self.options.tuning
+        tuning = self._tuning
         if head.route is not None:
             self.calls.start(head.route, body, respond)
         elif tuning is not None:
@@ -234,7 +228,7 @@ class RestApi:
             if not re.search(rb"https?://", head.fields.get(b"origin", b"")):
                 raise StatusError("FAILED_PRECONDITION", "Origin header is missing in CORS preflight")
             return 200, b""
-        tuning = self.options.tuning
+        tuning = self._tuning
         if tuning is not None and self._is_tuning(head, "GET"):
             check_client(peer, head)
             return 200, orjson.dumps(tuning.in_force(), option=orjson.OPT_INDENT_2)
@@ -242,7 +236,7 @@ class RestApi:
         return 200, self.calls.account(route)
 
     def _is_tuning(self, head: Head, method: str) -> bool:
-        return head.target == TUNING_PATH and head.method == method and self.options.tuning is not None
+        return head.target == TUNING_PATH and head.method == method and self._tuning is not None
 
     def _spawn(self, work: Coroutine[Any, Any, None], respond: Respond) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -378,7 +378,7 @@ class FixedLoadSearch(Search):
         """The next confirmation run; None: there are enough, or no time.
 
         Runs of the leader alternate with those of its strongest rival where there is time for both, so that noise of
-        the host affects both; then come other rivals, as many of the leader as a prediction interval needs, and the
+        the host affects both; then come as many of the leader as a prediction interval needs, other rivals, and the
         references.
         """
         leader = self.leader()
@@ -391,11 +391,10 @@ class FixedLoadSearch(Search):
             max(FRESH - self._fresh_runs(c, taken), 0) * self._cost_s(c, fresh=True) for c in in_turn
         )
         first = in_turn if missing_s <= left_s else [leader]
-        wanted = {c: self._fresh_wanted(c, leader) for c in (*first, leader, *rivals)}
         for contender, runs in (
-            *wanted.items(),
+            *((c, self._fresh_wanted(c, leader)) for c in dict.fromkeys((*first, leader))),
             (leader, PREDICTION_RUNS),
-            *((c, FRESH) for c in self._compared_with(top)),
+            *((c, FRESH) for c in (*rivals, *self._compared_with(top))),
         ):
             is_short = self._fresh_runs(contender, taken) < runs
             if is_short and self._cost_s(contender, fresh=True) <= left_s:

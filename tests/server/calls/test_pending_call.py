@@ -84,9 +84,15 @@ def test_both_check_the_method_of_a_signature_if_told() -> None:
     for rows in (1, PREDICT_ON_LOOP_BYTES_MAX // 4):
         servable = FakeServable({"serving_default": (OF_NO_METHOD, half_plus_two)})
         body = {"instances": [1.0] * rows}
-        assert over_rest(servable, "predict", body, check_methods=True)[:2] == ("500", text)
+        assert over_rest(servable, "predict", body, enable_signature_method_name_check=True)[:2] == (
+            "500",
+            text,
+        )
         assert over_rest(servable, "predict", body)[0] == "200"
-    assert over_grpc(servable, "Predict", message, check_methods=True)[:2] == ("INTERNAL", text)
+    assert over_grpc(servable, "Predict", message, enable_signature_method_name_check=True)[:2] == (
+        "INTERNAL",
+        text,
+    )
 
 
 def test_both_feed_runtime_latency_under_the_references_names() -> None:
@@ -199,7 +205,7 @@ class QueueingServable(FakeServable):
 )
 def test_a_deadline_in_the_queue_is_told_from_one_in_the_model(taken: bool, answer: tuple[str, str]) -> None:
     servable = QueueingServable(taken=taken)
-    assert over_rest(servable, "predict", {"instances": [1.0]}, timeout_ms=30)[:2] == answer
+    assert over_rest(servable, "predict", {"instances": [1.0]}, rest_api_timeout_in_ms=30)[:2] == answer
 
 
 def test_requests_that_wait_too_long_behind_a_slow_batch_are_429(tmp_path: Path) -> None:
@@ -285,7 +291,7 @@ def test_a_large_body_is_answered_as_a_small_one(
 def test_a_large_body_that_is_not_read_in_time_is_refused_and_not_run(action: str) -> None:
     """The process that reads it takes longer than this to start; later ones wait for those before them."""
     body = {"predict": {"instances": [1.0] * LARGE}, "classify": {"examples": [{}] * LARGE}}[action]
-    with running_rest(timeout_ms=1) as rest:
+    with running_rest(rest_api_timeout_in_ms=1) as rest:
         answer = requests.post(f"{rest.url}/v1/models/m:{action}", json=body, timeout=60)
         assert (answer.status_code, answer.json()["error"]) == (504, "Timed out waiting for notification")
         assert 'request_count{model_name="m",status="DEADLINE_EXCEEDED"} 1' in rest.metrics.render()

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from batchtune.server.grpc_api.predict import PredictRequests, decode_inputs
-from batchtune.server.grpc_api.services import GrpcOptions, make_grpc_api
+from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.metrics import Metrics
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import ClassificationRequest, MultiInferenceRequest, PredictResponse
@@ -111,9 +112,7 @@ class Target:
             }
         )
         self._loop = asyncio.new_event_loop()
-        self._dispatch = make_grpc_api(
-            FakeModels(model), Metrics(), options=GrpcOptions(reflection=False)
-        ).dispatch
+        self._dispatch = make_grpc_api(FakeModels(model), Metrics(), ServerFlags()).dispatch
         self._servable = model
         self._warm = PredictRequests()
 

@@ -75,7 +75,7 @@ EXAMPLE_MODEL = {
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningGrpc]:
-    with running_grpc(reflection=True) as running:
+    with running_grpc(enable_grpc_reflection=True) as running:
         yield running
 
 
@@ -228,7 +228,7 @@ def test_an_output_filter_selects_and_orders_nothing_else(stub: Any) -> None:
 
 def test_tensor_content_is_answered_when_the_flag_asks_for_it() -> None:
     with (
-        running_grpc(FakeServable(MANY), serialize_as_content=True) as server,
+        running_grpc(FakeServable(MANY), enable_serialization_as_tensor_content=True) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         many = Stub(channel, "PredictionService")
@@ -269,7 +269,7 @@ def test_outputs_of_every_type_and_no_rows_at_all_arrive(dtype: str, as_content:
         )
     }
     with (
-        running_grpc(FakeServable(model), serialize_as_content=as_content) as server,
+        running_grpc(FakeServable(model), enable_serialization_as_tensor_content=as_content) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         one = Stub(channel, "PredictionService")
@@ -644,7 +644,7 @@ def test_multi_inference_refusals(example_stub: Any, tasks: Any, code: str, text
 
 def test_method_names_are_checked_when_the_flag_asks_for_it() -> None:
     with (
-        running_grpc(FakeServable(EXAMPLE_MODEL), check_methods=True) as server,
+        running_grpc(FakeServable(EXAMPLE_MODEL), enable_signature_method_name_check=True) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         strict = Stub(channel, "PredictionService")

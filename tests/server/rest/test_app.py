@@ -251,7 +251,7 @@ def test_preflight_needs_an_origin_and_cors_headers_need_the_flag(rest: RunningR
         {"error": "Origin header is missing in CORS preflight"},
     )
     assert "access-control-allow-origin" not in get(rest, PREDICT, "OPTIONS", Origin="https://x").headers
-    with running_rest(cors=True) as open_rest:
+    with running_rest(rest_api_enable_cors_support=True) as open_rest:
         for answer in (
             get(open_rest, PREDICT, "OPTIONS", Origin="https://x"),
             post(open_rest, PREDICT, {"instances": [1.0]}),
@@ -390,7 +390,7 @@ def test_gzip_bodies_that_are_broken_or_cut_short_are_refused(rest: RunningRest,
 
 
 def test_bodies_beyond_the_limit_are_413() -> None:
-    with running_rest(body_bytes_max=1000) as rest:
+    with running_rest(rest_api_max_body_bytes=1000) as rest:
         large = {"instances": [1.0] * 1000}
         packed = gzip.compress(json.dumps(large).encode())
         assert len(packed) < 1000
@@ -407,7 +407,8 @@ def test_bodies_beyond_the_limit_are_413() -> None:
 
 
 def test_what_gzip_inflates_to_has_a_limit_of_its_own() -> None:
-    with running_rest(inflated_bytes_max=1000) as rest:
+    with running_rest() as rest:
+        rest.api.inflated_bytes_max = 1000
         body = json.dumps({"instances": [1.0] * 1000}).encode()
         assert post(rest, PREDICT, body).status_code == 200
         answer = post(rest, PREDICT, gzip.compress(body), **{"Content-Encoding": "gzip"})
@@ -418,7 +419,7 @@ def test_what_gzip_inflates_to_has_a_limit_of_its_own() -> None:
 @pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
 def test_a_length_declared_beyond_the_limit_is_413_before_the_body(expect: bytes) -> None:
     head = REQUEST.partition(b"\r\n\r\n")[0].replace(b"length: 20", b"length: 1001")
-    with running_rest(body_bytes_max=1000) as rest:
+    with running_rest(rest_api_max_body_bytes=1000) as rest:
         exchange(rest, REQUEST)
         for path in (b"m:predict", b"x:predict"):
             answer = exchange(rest, head.replace(b"m:predict", path) + b"\r\n" + expect + b"\r\n")
@@ -429,7 +430,7 @@ def test_a_length_declared_beyond_the_limit_is_413_before_the_body(expect: bytes
 def test_a_call_that_takes_too_long_is_504() -> None:
     servable = FakeServable()
     servable.hold = True
-    with running_rest(servable, timeout_ms=30) as rest:
+    with running_rest(servable, rest_api_timeout_in_ms=30) as rest:
         for _ in range(2):
             answer = post(rest, PREDICT, {"instances": [1.0]})
             assert answer.status_code == 504
@@ -442,7 +443,7 @@ def test_a_call_that_takes_too_long_is_504() -> None:
 
 
 def test_without_a_timeout_there_is_no_deadline() -> None:
-    with running_rest(timeout_ms=0) as rest:
+    with running_rest(rest_api_timeout_in_ms=0) as rest:
         assert post(rest, PREDICT, {"instances": [1.0]}).status_code == 200
         assert rest.models.servable.asked[0][3] is None
 

@@ -96,7 +96,7 @@ def test_curl_waits_for_100_continue(rest: RunningRest, tmp_path: Path) -> None:
 
 def test_curl_reads_why_its_large_body_is_refused(tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(bytes(30 << 20))
-    with running_rest(body_bytes_max=1 << 20) as rest:
+    with running_rest(rest_api_max_body_bytes=1 << 20) as rest:
         for field in ("Content-Type: x", "Transfer-Encoding: chunked", "Expect:"):
             sent = ["--data-binary", f"@{tmp_path / 'body'}", "-H", field, "-w", "%{http_code}"]
             done = curl(rest, *sent, rest.url + PREDICT)
@@ -107,7 +107,7 @@ def test_answers_are_gzipped_for_who_accepts_it_where_the_flag_says_so(rest: Run
     body = {"instances": [1.0] * 20_000}
     small = {"instances": [1.0]}
     assert "content-encoding" not in requests.post(rest.url + PREDICT, json=body, timeout=10).headers
-    with running_rest(gzip_answers=True) as open_rest:
+    with running_rest(rest_api_enable_gzip_answers=True) as open_rest:
         for _ in range(2):
             for rows in (500, 20_000):
                 body = {"instances": [1.0] * rows}

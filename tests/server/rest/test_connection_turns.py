@@ -12,7 +12,8 @@ from functools import wraps
 from batchtune.server.metrics import Metrics
 from batchtune.server.rest.connection import RestConnection
 from batchtune.server.rest.parser import RestLimits
-from batchtune.server.rest.rest_api import RestApi, RestOptions
+from batchtune.server.rest.rest_api import RestApi
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.listener import LARGE_READ_BYTES, Listener, SharedLimits
 from tests.server.server_fakes import FakeModels
 from tests.wire.wire_peers import MemoryTransport
@@ -40,7 +41,7 @@ class RestUnderTest:
         self.transport = MemoryTransport()
         self.models = FakeModels()
         self.connection = RestConnection(
-            RestApi(self.models, Metrics(), RestOptions()),
+            RestApi(self.models, Metrics(), ServerFlags()),
             limits=RestLimits(),
             listener=self.shared,
         )

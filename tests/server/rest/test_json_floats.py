@@ -171,7 +171,7 @@ def test_what_is_no_matrix_is_complained_of_in_the_reference_words() -> None:
 
 
 def test_a_matrix_for_another_method_is_refused_where_methods_are_checked() -> None:
-    with running_rest(matrix_model(1, "other"), check_methods=True) as rest:
+    with running_rest(matrix_model(1, "other"), enable_signature_method_name_check=True) as rest:
         status, text = predict(rest, b'{"instances": [[1]]}')
         assert status == 500
         assert "Expected prediction signature method_name" in text

@@ -508,7 +508,11 @@ class FixedLoadSearch(Search):
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
         run_batches_min = 3
-        return min(wanted, max(RUN_SHARE * self.budget_s, run_batches_min * batch_s))
+        longest = max(RUN_SHARE * self.budget_s, run_batches_min * batch_s)
+        if fresh:  # so that as many fit into the time to confirm as the leader and its strongest rival need
+            fresh_s = (1.0 - COMPARE_SHARE) * self.budget_s / (PREDICTION_RUNS + FRESH) - self.overhead_s()
+            longest = min(longest, max(fresh_s, run_s, run_batches_min * batch_s))
+        return min(wanted, longest)
 
     def _cost_s(self, contender: Contender, *, fresh: bool = False) -> float:
         load = self.scenario.load

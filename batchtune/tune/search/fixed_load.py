@@ -38,7 +38,8 @@ class Standing:
 
     `mean`, `low`, `high`: median merit and the ends of its interval. A merit is the natural log of requests/s, or minus
     that of p95 in seconds (with several models: of the largest share of a limit used); higher is better.
-    `keeps`: more runs held the SLO than missed it. `misses`: at least two missed it, and fewer held it.
+    `keeps`: more of the runs that count held the SLO than missed it. `misses`: at least two missed it, and fewer held
+    it.
     """
 
     mean: float
@@ -92,7 +93,7 @@ class FixedLoadSearch(Search):
     def standing(self, contender: Contender) -> Standing | None:
         """Return a contender's merit from its runs under the scenario's load; None: it has no such run.
 
-        Once there are FRESH confirmation runs, only these count for the merit.
+        Once there are FRESH confirmation runs, only these count.
         """
         runs = self.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
@@ -102,8 +103,8 @@ class FixedLoadSearch(Search):
             return None
         mean = statistics.median(merits)
         half = SURE * self.spread() / math.sqrt(len(merits))
-        held = sum(run.held for run in runs)
-        missed = len(runs) - held
+        held = sum(run.held for run in counted)
+        missed = len(counted) - held
         # A stall of a lone run makes any p95 of it, where those of other runs differ by twice what is assumed.
         is_unsteady = self._is_latency and self.spread() > 2.0 * self._assumed_spread
         high = math.inf if is_unsteady and len(merits) == 1 and not counted[0].far else mean + half

@@ -47,7 +47,9 @@ def main(scenario: Path, repeats: int) -> None:
             f"stated requests/s: {throughput['value']:.0f} [{throughput['low']:.0f}, {throughput['high']:.0f}]"
         )
         print(f"stated p95 ms: {p95['value'] * 1e3:.2f} [{p95['low'] * 1e3:.2f}, {p95['high'] * 1e3:.2f}]")
-        print(f"by {chosen['runs']} runs, {chosen['confirmations']} to confirm; interval: {chosen['interval']}")
+        print(
+            f"by {chosen['runs']} runs, {chosen['confirmations']} to confirm; interval: {chosen['interval']}"
+        )
         file = str(cwd / chosen["run"] / "batching_parameters.txt")
         mode = (
             ["--no-batching"]

@@ -101,7 +101,7 @@ def test_an_slo_below_a_lone_request_is_missed_for_sure() -> None:
         recommend(trials, scenario=asked, slo=slo)
 
 
-def test_figures_are_the_range_of_the_fresh_runs() -> None:
+def test_figures_are_those_of_five_fresh_runs_where_there_is_time() -> None:
     trials, answer, _ = swept(7.0, 0.11)
     fresh = [
         trial.measurement.throughput_rps.value
@@ -110,9 +110,24 @@ def test_figures_are_the_range_of_the_fresh_runs() -> None:
         and trial.configuration == answer.configuration
         and trial.measurement is not None
     ]
-    assert answer.confirmations == len(fresh) >= 3
-    if answer.interval == "range":
-        assert (answer.throughput_rps.low, answer.throughput_rps.high) == (min(fresh), max(fresh))
+    assert answer.confirmations == len(fresh) == 5
+    assert answer.interval == "prediction"
+    assert answer.throughput_rps.low <= min(fresh) <= max(fresh) <= answer.throughput_rps.high
+
+
+def test_confirmation_runs_that_missed_outweigh_earlier_ones_that_met_the_slo() -> None:
+    trials, answer, asked = swept(7.0, 0.11)
+    search = FixedLoadSearch(asked, budget_s=45.0)
+    search.observe(trials)
+    chosen = search.contenders.find(answer.configuration)
+    assert chosen is not None
+    run = next(run for run in chosen.runs if run.fresh)
+    missed = [replace(run, held=False) for _ in range(3)]
+    chosen.runs[:] = [*(replace(run, fresh=False) for _ in range(4)), run, *missed]
+    standing = search.standing(chosen)
+    assert standing is not None
+    assert (standing.keeps, standing.misses) == (False, True)
+    assert search.leader() is not chosen
 
 
 def test_one_stalled_run_does_not_decide() -> None:

@@ -15,6 +15,7 @@ from batchtune.errors import TargetError
 from batchtune.load.answers import require_answer
 from batchtune.load.samples import Columns, Samples, Status, merge, new_memory
 from batchtune.scenario.prompts import UNIQUE_MARK, build_prompts
+from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from tests.load.load_servers import ScriptedHttp, a_job, closed, evenly, run_here
@@ -151,6 +152,34 @@ def one_answer(head: bytes, body: bytes) -> ScriptedHttp:
         transport.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
 
     return ScriptedHttp(script)
+
+
+@pytest.mark.parametrize(
+    ("url", "openai", "path"),
+    [
+        ("/api/v1/chat/completions", "{}", "/api/v1/chat/completions"),
+        ("/openai/v1/embeddings", "{}", "/openai/v1/embeddings"),
+        ("/proxy/completions?key=1", "{}", "/proxy/completions?key=1"),
+        ("/api/v1/chat/completions", "{api: completions}", "/api/v1/completions"),
+        ("/api/v1/chat/completions", "{path: /mine}", "/mine"),
+        ("", "{}", "/v1/chat/completions"),
+        ("/m", "{api: embeddings}", "/v1/embeddings"),
+    ],
+)
+def test_requests_go_to_the_path_of_the_url_where_it_is_one_of_the_api(
+    url: str, openai: str, path: str
+) -> None:
+    text = f"""
+name: x
+target: {{kind: http, url: "http://h:1{url}", model: m}}
+request: {{protocol: openai, openai: {openai}}}
+load: {{arrivals: closed, concurrency: 1}}
+objective: throughput
+"""
+    requests = build_prompts(parse_scenario(text).request, model_name="m")
+    body = json.loads(requests.bodies[0])
+    assert requests.path == path
+    assert ("messages" in body, "input" in body) == ("chat" in path or path == "/mine", "embed" in path)
 
 
 PAGE = b"200 OK\r\nContent-Type: text/html; charset=utf-8"

@@ -43,7 +43,7 @@ from batchtune.scenario.spec.search_section import KnobField, KnobValue, ListSpa
 from batchtune.scenario.spec.section import Spec, problem
 from batchtune.scenario.spec.served_models import SHARED, check_loads, check_spaces
 from batchtune.scenario.spec.target import TargetSpec, check_off, target_written
-from batchtune.scenario.spec.workload import FileInputs, LoadSpec, RequestSpec, transport_of
+from batchtune.scenario.spec.workload import FileInputs, LoadSpec, OpenAiSpec, RequestSpec, transport_of
 
 Objective = Literal["capacity", "throughput", "latency"]
 
@@ -320,6 +320,10 @@ class Scenario(Spec):
             object.__setattr__(self, "request", self.request.model_copy(update={"protocol": "http"}))
         if self.request.protocol == "http":
             self._ask_by_http()
+        elif self.request.protocol == "openai" and self.target.url is not None:
+            asked = (self.request.openai or OpenAiSpec()).at(self.target.url)
+            if asked.path is not None:
+                object.__setattr__(self, "request", self.request.model_copy(update={"openai": asked}))
         is_grpc = transport_of(self.request.protocol) == "grpc"
         if self.target.kind == "http" and is_grpc and self.target.grpc_url is None:
             raise problem(

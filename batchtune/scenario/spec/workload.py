@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -243,8 +244,22 @@ class OpenAiSpec(Spec):
         default_factory=dict, description="further keys of each request", examples=[{"temperature": 0}]
     )
     path: str | None = Field(
-        default=None, pattern="^/", description="absent: /v1/chat/completions and the like"
+        default=None,
+        pattern="^/",
+        description="absent: that of target.url where it ends in /chat/completions, /completions or /embeddings, else "
+        "/v1/chat/completions and the like",
     )
+
+    def at(self, url: str) -> OpenAiSpec:
+        """Return the section with the path of a URL that ends in the path of an API; it names the API too where the
+        section does not."""
+        of_api = re.match(r"\w+://[^/]*(/.*?)?/(chat/completions|completions|embeddings)(\?.*)?$", url)
+        if of_api is None or self.path is not None:
+            return self
+        before, ending, query = of_api.groups(default="")
+        api = self.api if "api" in self.model_fields_set else ending.partition("/")[0]
+        path = f"{before}/{'chat/completions' if api == 'chat' else api}{query}"
+        return self.model_copy(update={"api": api, "path": path})
 
 
 class RequestSpec(Spec):

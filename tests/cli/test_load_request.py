@@ -208,6 +208,32 @@ def test_clients_have_no_pattern_and_the_option_is_blamed(tmp_path: Path, arriva
     assert (question.scenario.load.arrivals, question.scenario.load.concurrency) == ("closed", 4)
 
 
+HTTP = """\
+name: own
+target: {kind: http, url: "http://h:1/score"}
+request: {body: {x: "{{row}}"}}
+load: {LOAD}
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "objective"),
+    [("arrivals: closed, concurrency: 4", "throughput"), ("arrivals: poisson, rate: 40/s", "latency")],
+)
+def test_a_load_needs_no_objective(tmp_path: Path, load: str, objective: str) -> None:
+    assert asked(tmp_path, HTTP.replace("LOAD", load))[1].scenario.objective == objective
+
+
+def test_the_option_rest_is_refused_for_a_server_with_requests_of_its_own(tmp_path: Path) -> None:
+    text, rest = HTTP.replace("LOAD", "arrivals: closed, concurrency: 4"), "request.protocol=rest"
+    for own in (text, text.replace("body: {", "protocol: openai, openai: {")):
+        with pytest.raises(UsageError, match=r"^--rest: ") as told:
+            asked(tmp_path, own, rest)
+        assert "request: {protocol: rest}" in told.value.hint
+    speaks_it = text.replace('body: {x: "{{row}}"}', "protocol: rest")
+    assert asked(tmp_path, speaks_it, rest)[1].scenario.request.protocol == "rest"
+
+
 def test_a_rate_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     text = OPEN.replace("rate: 300, LOAD", "arrivals: poisson").replace("latency", "capacity")
     with pytest.raises(UsageError, match="names no rate"):

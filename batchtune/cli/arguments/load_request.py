@@ -218,6 +218,9 @@ def question_of(wanted: LoadRequest) -> Question:
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
     loop = loop_overrides(section_of(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
+    if "objective" not in asked and not loop:
+        is_closed = section_of(asked, "load").get("arrivals") == "closed"
+        loop = ["objective=throughput" if is_closed else "objective=latency"]
     chosen = "protocol" in section_of(asked, "request") or section_of(asked, "target").get("kind") != "triton"
     protocol, notes = _protocol(wanted, section_of(asked, "request")) if chosen else ([], ())
     scenario = asked_scenario(wanted.scenario, [*overrides, *loop, *protocol])

@@ -127,11 +127,20 @@ def asked_scenario(
     """Read a scenario with its overrides; limits of it that the --slo-… options leave out are named on stderr.
 
     Raises:
+        UsageError: --rest for a server of kind http whose scenario has another protocol.
         ScenarioError: as `read_scenario`.
     """
+    written = unchecked_scenario(source)
+    is_http = section_of(written, "target").get("kind") == "http"
+    is_rest = section_of(written, "request").get("protocol") == "rest"
+    if is_http and not is_rest and "request.protocol=rest" in overrides:
+        raise UsageError(
+            "--rest: TensorFlow Serving's REST requests; a server of kind http gets those of its scenario",
+            hint="leave it out; where the server takes them, write request: {protocol: rest}",
+        )
     scenario = read_scenario(source, overrides=overrides, searched=searched)
-    written = section_of(unchecked_scenario(source), "slo")
-    limits = {name.removeprefix("e2e_"): limit for name, limit in written.items() if limit is not None}
+    own_slo = section_of(written, "slo")
+    limits = {name.removeprefix("e2e_"): limit for name, limit in own_slo.items() if limit is not None}
     _note_left_out(
         {n: f"{n} ≤ {limits[n]}" for n in QUANTILES if n in limits and f"slo.{n}=null" in overrides}
     )

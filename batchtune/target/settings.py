@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.batching.parameters import Configuration, flag_text
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import TargetError, UsageError, WrongAnswerError
 from batchtune.scenario.places import filled, holes, places_of, values_at, with_values
 from batchtune.scenario.spec.http_server import (
     CHANGED,
@@ -241,6 +241,7 @@ class Settings:
         before.
 
         Raises:
+            WrongAnswerError: it has no such path or method.
             TargetError: it refuses, or they are not in force in time.
         """
         if self._spec.request is None:
@@ -427,14 +428,13 @@ class Settings:
             hint="is the server up, and is this its address?",
         )
         if answer.status_code >= 300:
-            is_absent, key = answer.status_code in (404, 405), "read" if method == "GET" else "url"
-            hint = (
-                f"the server has no such path or method: correct target.set.request.{key}"
-                if is_absent
-                else ""
-            )
-            said = answer.text[:300].strip()
-            raise TargetError(f"{method} {url}: HTTP {answer.status_code}: {said}", hint=hint)
+            said = f"{method} {url}: HTTP {answer.status_code}: {answer.text[:300].strip()}"
+            if answer.status_code not in (404, 405):
+                raise TargetError(said)
+            hint = "the server has no such path or method: correct target.set.request."
+            if method == "GET":
+                raise TargetError(said, hint=f"{hint}read")
+            raise WrongAnswerError(said, hint=f"{hint}url")
         try:
             return answer.json() if answer.content else None
         except ValueError:

@@ -15,7 +15,13 @@ from datetime import UTC, datetime
 from typing import Protocol, cast
 
 from batchtune.batching.parameters import Configuration
-from batchtune.errors import BatchingParametersError, ServerGoneError, TargetError, UsageError
+from batchtune.errors import (
+    BatchingParametersError,
+    ServerGoneError,
+    TargetError,
+    UsageError,
+    WrongAnswerError,
+)
 from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import LoadJob
@@ -132,6 +138,7 @@ class Bench:
             MeasurementInvalidError: a load generator failed, or too few workers are left.
             ServerGoneError: a running server has ended and does not return, or answers nothing any more; the trial says
                 nothing of its configuration.
+            WrongAnswerError: a running server has no such place for its parameters as the scenario names.
         """
         started_s, started_utc = self._now_s(), datetime.now(UTC).isoformat(timespec="milliseconds")
         plans = self._plans(plan)
@@ -150,9 +157,10 @@ class Bench:
                     outcomes = {}
                     raise TargetError(f"somebody else set {theirs} under its load, twice")
             self._require_answers(plan, outcomes)
-        except ServerGoneError:
-            raise
         except (TargetError, BatchingParametersError) as error:
+            fatal = (ServerGoneError,) if is_applied else (ServerGoneError, WrongAnswerError)
+            if isinstance(error, fatal):
+                raise
             failure = error.message
             self._await_return(plan)
         ended = Trial(

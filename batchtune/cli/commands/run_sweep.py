@@ -23,7 +23,7 @@ from batchtune.cli.session import (
     require_same,
     session,
 )
-from batchtune.errors import BatchtuneError, UsageError
+from batchtune.errors import BatchtuneError, UsageError, WrongAnswerError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.reader import ScenarioText, lists_models
@@ -207,7 +207,8 @@ def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
     except BatchtuneError as error:
         if current.fault is None and current.restored:
             raise
-        print(f"no recommendation: {error.message}", file=sys.stderr)
+        if not isinstance(current.fault, WrongAnswerError):
+            print(f"no recommendation: {error.message}", file=sys.stderr)
     finally:
         if current.trials:
             report_at_end(run)

@@ -303,7 +303,7 @@ class _Answer:
             interval="prediction" if len(runs) >= PREDICTION_RUNS else "range",
             established=not questions,
             open_questions=tuple(questions),
-            may_find_more=self._may_find_more(),
+            may_find_more=bool(self._untried_beside()),  # neighbours of the chosen contender did not run
             level_with=self._level_with(references),
             capacity=capacity,
             capacity_rps=None
@@ -530,10 +530,6 @@ class _Answer:
         return tuple(promises)
 
     # What else is to be said.
-
-    def _may_find_more(self) -> bool:
-        """Whether neighbours of the chosen contender did not run."""
-        return bool(self._untried_beside())
 
     def _untried_beside(self) -> list[Contender]:
         if self._chosen.configuration.batching is None:

@@ -440,12 +440,10 @@ class CapacitySearch(Search):
         return min([rate_rps, *(BACK * missed_rps for missed_rps in near)])
 
     def _next_rate(self, top: Contender) -> float:
-        most_rps = LEVEL * self.curve.most_rps(top.configuration) if self._is_curved(top) else math.inf
+        is_curved = self.trusts_curve and self.curve.is_known and top.configuration.batching is not None
+        most_rps = LEVEL * self.curve.most_rps(top.configuration) if is_curved else math.inf
         belief_rps, streams = self._belief(top), self.scenario.streams
         return next_rate(top.bracket, self.limits, belief_rps=belief_rps, most_rps=most_rps, streams=streams)
-
-    def _is_curved(self, contender: Contender) -> bool:
-        return self.trusts_curve and self.curve.is_known and contender.configuration.batching is not None
 
     def _untried_near(self, top: Contender, taken: set[Contender], *, widely: bool) -> Contender | None:
         """The most promising contender without a run at one rate that may hold more than the leader; None: none left.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from batchtune.errors import ServerGoneError, TargetError
+from batchtune.errors import ServerGoneError, TargetError, WrongAnswerError
 from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
@@ -213,11 +213,12 @@ class _Sweep:
                 self._failures = 0
             yield replace(done, trial=trial)
             if self._failures >= failures_max and not any(map(self._was_set, self._trials)):
-                only = ""
+                only, error_type = "", TargetError
                 if self._worked():
                     self._stop_reason = coded("nothing_set")
                     only = ", and only what the server had before could be measured"
-                raise TargetError(
+                    error_type = WrongAnswerError
+                raise error_type(
                     f"{failures_max} trials in a row failed{only}; the last: {trial.failure}",
                     hint="the failed trials are in the ledger; test the server by hand",
                 )

@@ -45,6 +45,9 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(0)
         kept, name = {**parameters, **parameters["app"]}, os.environ.get("KEEPS")
         asked = json.loads(self._body())
+        if self.path == "/no-such":
+            self._answer(404, "none")
+            return
         if asked.get("app", {}).get("size", 0) > int(os.environ.get("MOST", "1000")):
             self._answer(422, json.dumps({"error": "size is not licensed"}))
             return

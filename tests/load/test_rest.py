@@ -345,6 +345,14 @@ def test_an_error_with_a_status_of_success_is_no_good_answer_under_load() -> Non
     assert answered_with([shed, shed], check_every=0).errors() == {}
 
 
+def test_an_error_is_looked_for_at_both_ends_of_a_long_answer() -> None:
+    """Its middle is not searched, which would cost more than all else that the client does."""
+    scores = b", ".join([b"0.5"] * 30_000)
+    first, last = b'{"error": "busy", "scores": [%s]}' % scores, b'{"scores": [%s], "error": "busy"}' % scores
+    between = b'{"scores": [%s], "error": "busy", "rest": [%s]}' % (scores, scores)
+    assert answered_with([first, last, between]).errors() == {"WRONG_ANSWER": 2}
+
+
 def test_a_good_status_with_an_undecodable_body_is_malformed_when_checked() -> None:
     async def nonsense(_number: int, transport: asyncio.Transport) -> None:
         transport.write(http_answer(b"<html>"))

@@ -264,6 +264,16 @@ def test_an_embedding_comes_whole() -> None:
     assert "stream" not in sent
 
 
+@pytest.mark.parametrize("first", [b"", b": comment\n\n", b"event: message\n"])
+def test_events_that_a_proxy_gathered_into_one_answer_are_read(first: bytes) -> None:
+    body = first + b"".join(event(one) for one in [ROLE, token("a"), token("b"), *END])
+    with one_answer(b"200 OK\r\nContent-Type: text/event-stream", body) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 3), requests=requests()))
+    assert samples.errors() == {}
+    assert samples.streams is not None
+    assert samples.streams.output_tokens.tolist() == [7, 7, 7]
+
+
 def test_prompts_begin_differently_unless_shared_ones_are_asked_for() -> None:
     async def script(_number: int, transport: asyncio.Transport) -> None:
         transport.write(HEAD + chunk(b"".join(map(event, [token("a"), *END]))) + b"0\r\n\r\n")

@@ -179,9 +179,11 @@ class RestClient:
 
     def _fault_of(self, body: bytes) -> str:
         """Return what is wrong with an answer of a good status: no value at the place that the scenario names, or an
-        error where it names none; "" if nothing. JSON is parsed only where it may hold an error."""
+        error where it names none; "" if nothing. JSON is parsed only where `"error"` is among its first or last 512
+        bytes: to search 12 KB whole took a third of the client's time."""
         if not self._ok_path:
-            return error_within(body) if b'"error"' in body else ""
+            ends = body if len(body) <= 1_024 else body[:512] + body[-512:]
+            return error_within(body) if b'"error"' in ends else ""
         try:
             lacks = not has_value(orjson.loads(body), self._ok_path)
         except ValueError:
@@ -279,9 +281,12 @@ class StreamReader:
     def end(self, index: int, body: bytes | None = None) -> str:
         """Record the tokens of an answer that has ended. Returns what is wrong with it, "" if nothing.
 
-        `body`: the whole answer where it came in one piece; None: `take` got its pieces.
+        `body`: the whole answer where it came in one piece, also one of events; None: `take` got its pieces.
         """
         own_quantile = 0.99
+        if body and body.startswith((b"data:", b"event:", b":", b"id:")) and index in self._in_flight:
+            self.take(index, body)
+            body = None
         stream = self._in_flight.pop(index, None)
         if stream is None:
             return ""

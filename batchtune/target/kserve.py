@@ -234,7 +234,8 @@ class TritonRepository:
             TargetError: nobody answers, or it is no Triton.
         """
         status, document = self._call("POST", "/v2/repository/index", {}, limit_s=_ASKING_S)
-        if status != 200 or not _is_index(document):
+        is_index = isinstance(document, list) and all(isinstance(model, dict) for model in document)
+        if status != 200 or not is_index:
             raise TargetError(
                 f"{self._endpoint.rest_url} has no model repository API: {_reason(status, document)}",
                 hint="kind triton needs Triton's REST port (8000 unless configured otherwise)",
@@ -364,10 +365,6 @@ def _steps(config: Mapping[str, Any]) -> set[str]:
     """Return the names of the models that an ensemble calls."""
     steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
     return {str(step.get("model_name")) for step in steps}
-
-
-def _is_index(document: Any) -> bool:
-    return isinstance(document, list) and all(isinstance(model, dict) for model in document)
 
 
 def _reason(status: int, document: Any) -> str:

@@ -85,14 +85,15 @@ def attribute(
     queue = _part("queue", before, after, lambda run: run.queue_mean_s)
     outside = _part("front end", before, after, lambda run: run.overhead_mean_s)
     cpu = _part("server CPU", before, after, _cpu_of_request_s)
-    if cpu_s is not None:
+    if cpu_s is not None and math.isfinite(cpu_s[0] + cpu_s[1]):
         cpu = Part(name="server CPU", before=cpu_s[0], after=cpu_s[1])
+    on_its_way = any(part is not None for part in (batch, size, queue, outside))
     parts = tuple(part for part in (batch, size, queue, outside, cpu) if part is not None)
     cause = _cause(batch=batch, size=size, queue=queue, outside=outside)
     host_moved = 0.25  # Where the host disturbed so many more of one side's runs, it may be the cause.
     if cause == "not known" and abs(_noisy_share(after) - _noisy_share(before)) > host_moved:
         cause = "host"
-    if cause == "not known" and parts and not any(_moved(part, MOVED) for part in parts):
+    if cause == "not known" and on_its_way and not any(_moved(part, MOVED) for part in parts):
         cause = "tail"
     return Attribution(cause=cause, parts=parts)
 

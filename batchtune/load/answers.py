@@ -201,7 +201,9 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
                 if is_late or len(read) > answer_bytes_max:
                     raise WrongAnswerError(
                         f"{url}: the answer has no end: {len(read):,} bytes within {requests.timeout_s:g} s",
-                        hint="a stream of events needs request.protocol: openai, or an option of the app to answer at "
+                        hint="a longer request.timeout waits longer for it"
+                        if requests.protocol == "openai"
+                        else "a stream of events needs request.protocol: openai, or an option of the app to answer at "
                         "once",
                     )
     except httpx.HTTPError as error:

@@ -150,15 +150,16 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
     if measured is None or twin_rps is None:
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
+    met = f"one replica {'is expected to meet' if measured.is_share else 'met'} the SLO at {held}/s"
     if measured.missed_rps is None:
         ends, text = (
             f"{held}/s and more",
-            f"one replica met the SLO at {held}/s; no rate that misses it was found",
+            f"{met}; no rate that misses it was found",
         )
     elif measured.held_rps:
         ends, text = (
             f"{held}-{missed}/s",
-            f"one replica met the SLO at {held}/s; its capacity is below {missed}/s",
+            f"{met}; its capacity is below {missed}/s",
         )
     else:
         ends, text = (
@@ -180,7 +181,9 @@ def _measured_line(plan: ReplicaPlan, measured: MeasuredRates) -> str:
     needed = math.ceil(plan.rate_rps / measured.held_rps)
     if needed <= _left(plan):
         return line
-    return f"{line} {counted(needed, 'replica')} would ask no more of each than it met: {rounded(measured.held_rps)}/s."
+    return (
+        f"{line} {counted(needed, 'replica')} would ask no more of each than {rounded(measured.held_rps)}/s."
+    )
 
 
 def _left(plan: ReplicaPlan) -> int:

@@ -331,6 +331,9 @@ def figures_sentence(chosen: Recommendation) -> str:
     quantile = quantile_of(chosen)
     if chosen.capacity is None:
         rate = f"{span(chosen.throughput_rps)} requests/s"
+        if chosen.interval == "prediction":
+            latency = _duration_span(chosen.latency_s.get(quantile))
+            return f"95 % of further runs: {rate}, {quantile} {latency}, by {runs_text(chosen, chosen.runs)}."
         return f"{rate}, {quantile} {range_text(chosen, quantile, chosen.runs)}."
     latency = f"{quantile} {_duration_span(chosen.latency_s.get(quantile))}"
     return f"{capitalised(capacity_text(chosen.capacity, latency))}."
@@ -388,7 +391,8 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
         share = percentage(capacity.held_rps / capacity.search_rps)
         how = f" is {share} of about {rounded(capacity.search_rps)}/s, which runs met"
         if runs:
-            how += f"; {capacity.held} of {counted(runs, 'confirmation run')} at it or more met the SLO"
+            of_all = counted(runs + capacity.missed_higher, "confirmation run")
+            how += f"; {capacity.held} of {of_all} at it or more met the SLO"
     elif capacity.disputed_rps is not None:
         share = percentage(capacity.held_rps / capacity.disputed_rps)
         missed = f"about {rounded(capacity.disputed_rps)}/s, the lowest rate missed"
@@ -396,7 +400,7 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     elif not runs:
         how = " by the search alone"
     else:
-        how = f": met in {capacity.held} of {counted(runs, 'confirmation run')}"
+        how = f": met in {capacity.held} of {counted(runs, 'confirmation run')}{_missed_higher(capacity)}"
     shown = f" ({latency})" if latency else ""
     end = _no_miss(capacity)
     if capacity.missed_rps is not None:
@@ -406,6 +410,12 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     if capacity.crossing_rps is not None:
         likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
     return f"capacity {likely}{rounded(capacity.held_rps)}/s{how}{shown}; {end}"
+
+
+def _missed_higher(capacity: Capacity | None) -> str:
+    """State how many confirmation runs at higher rates than those that count missed the SLO; "" where none did."""
+    more = 0 if capacity is None else capacity.missed_higher
+    return f", missed in {more} at {'a higher rate' if more == 1 else 'higher rates'}" if more else ""
 
 
 def _no_miss(capacity: Capacity | None) -> str:
@@ -419,7 +429,7 @@ def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
     """State a limit of the SLO and how it was met: `p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4
     ms, …).`"""
     head = f"{limit_words(promise.name, promise.limit_s)}:"
-    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}"
+    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}{_missed_higher(chosen.capacity)}"
     worst = f"worst {value_words(promise.name, promise.worst_s)}"
     if not math.isfinite(promise.worst_s):
         worst = "in the worst run too many requests had no good answer"
@@ -527,8 +537,9 @@ def confidence_sentence(chosen: Recommendation) -> str:
     question."""
     if not chosen.established:
         questions = [question_text(question, chosen) for question in chosen.open_questions]
-        met = f"the confirmation runs {_met(chosen)}, but " if _is_only_open(chosen) else ""
-        return f"not confirmed: {met}{'; '.join(questions)}."
+        held, runs = _confirmed(chosen)
+        met = f"{held} of {counted(runs, 'confirmation run')} {_met(chosen)}, but "
+        return f"not confirmed: {met if _is_only_open(chosen) else ''}{'; '.join(questions)}."
     held, runs = _confirmed(chosen)
     return (
         f"confirmed: {held} of {counted(runs, 'confirmation run')} {_met(chosen)}, and no other configuration tried "
@@ -594,7 +605,8 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 def _fared(chosen: Recommendation, other: Compared) -> str:
     """Return a clause on another configuration's figures, and on what the recommended one gains over it."""
     if other.capacity is not None and other.capacity.held_rps:
-        gave = f"it met the SLO at {rounded(other.capacity.held_rps)}/s"
+        is_share = other.capacity.by_loops or not other.capacity.confirmed
+        gave = f"it {'is expected to meet' if is_share else 'met'} the SLO at {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
         gave = "it met the SLO at no rate tried"
     elif not other.keeps:

@@ -190,10 +190,11 @@ def _log_ratio(limit_s: float, latency_s: float) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRates:
     """The measured bracket of one server, requests/s: the highest rate held (0: none) and the lowest missed (None:
-    none)."""
+    none). `is_share`: `held_rps` is less than what runs held, since no confirmation runs did."""
 
     held_rps: float
     missed_rps: float | None
+    is_share: bool = False
 
     @property
     def most_rps(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from batchtune.check.account import attribute
@@ -67,3 +69,8 @@ def test_a_silent_server_leaves_the_cause_open():
     attribution = attribute([measurement(None)] * 6, [measurement(None)] * 6)
     assert attribution.cause == "not known"
     assert attribution.parts == ()
+
+
+def test_without_a_part_on_a_request_s_way_no_cause_is_named():
+    streams = [measurement(None)] * 6
+    assert attribute(streams, streams, cpu_s=(math.nan, math.nan)).cause == "not known"

@@ -249,7 +249,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert code == 0
     plan = json.loads(out)
     measured, share = plan["measured"], plan["per_replica_rps"]
-    assert measured == {"held_rps": 4_000.0, "missed_rps": 6_500.0}
+    assert measured == {"held_rps": 4_000.0, "missed_rps": 6_500.0, "is_share": False}
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
     _, text, _ = ask(*words, root=capacity_run)
@@ -352,7 +352,7 @@ def test_simulate_holds_the_twin_to_what_was_measured(
     code, out, _ = ask(*words, "--json", root=capacity_run)
     assert code == 0
     low, high, unmeasured, _ = points(out)
-    assert low["measured"] == {"held_rps": 4_000.0, "missed_rps": 6_500.0}
+    assert low["measured"] == {"held_rps": 4_000.0, "missed_rps": 6_500.0, "is_share": False}
     assert low["latency_s"]["p95"]["value"] < 0.05
     assert (high["latency_s"]["p95"]["value"] or math.inf) > 0.05
     assert (unmeasured["measured"], unmeasured["twin_rps"]) == (None, None)

@@ -100,6 +100,27 @@ def test_a_capacity_is_told_with_the_runs_that_held_it_and_the_rate_missed(capac
             "capacity 84,600/s: met in 3 of 3 confirmation runs; missed at 99,600/s",
         ),
         (
+            Capacity(held_rps=84_600, missed_rps=99_600, held=3, missed=0, confirmed=True, missed_higher=1),
+            (
+                "capacity 84,600/s: met in 3 of 3 confirmation runs, missed in 1 at a higher rate; missed at 99,600/s"
+            ),
+        ),
+        (
+            Capacity(
+                held_rps=1_380,
+                missed_rps=2_100,
+                held=2,
+                missed=0,
+                confirmed=False,
+                search_rps=1_590,
+                missed_higher=2,
+            ),
+            (
+                "capacity 1,380/s is 86.8 % of about 1,590/s, which runs met; 2 of 4 confirmation runs at it or more met "
+                "the SLO; missed at 2,100/s"
+            ),
+        ),
+        (
             Capacity(held_rps=84_600, missed_rps=96_444, held=3, missed=0, confirmed=True, is_bound=True),
             "capacity 84,600/s: met in 3 of 3 confirmation runs; the limit is below 96,400/s",
         ),

@@ -24,7 +24,7 @@ from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target import command, endpoint
-from batchtune.target.claim import state_folder
+from batchtune.target.claim import is_claimed, state_folder
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import Counters, activity, read_meant_counters
@@ -728,6 +728,8 @@ def test_a_second_process_is_refused_while_the_first_changes_the_server(running:
             pytest.raises(TargetError, match="another batchtune changes"),
         ):
             second.apply(asked.configuration({"max_batch_size": 8}))
+        assert is_claimed(first.endpoint.rest_url, first.endpoint.model_name)
+    assert not is_claimed(first.endpoint.rest_url, first.endpoint.model_name)
     with CommandTarget(asked.target) as third:
         third.attach()
 

@@ -73,11 +73,14 @@ class Calibrated:
         if traffic_of(self.scenario).changes:
             return None
         capacity = capacity_of(configuration, self.trials, scenario=self.scenario, slo=slo)
-        if capacity is None or (capacity.by_loops and capacity.missed_rps is None):
+        if capacity is None:
+            return None
+        if capacity.by_loops and not (capacity.missed_rps or 0.0) > capacity.held_rps:
             return None
         # What closed loops kept is no rate that was held.
         held_rps = 0.0 if capacity.by_loops else capacity.held_rps
-        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps)
+        is_share = not capacity.by_loops and not capacity.confirmed
+        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps, is_share=is_share)
 
 
 def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:

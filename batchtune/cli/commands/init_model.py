@@ -77,7 +77,14 @@ def run_init_server(server: str, app: str | None, wanted: LoadRequest, *, write:
         ScenarioError: an option that does not go with the rest.
     """
     if app is None:
-        raise UsageError("--server: missing: the app", hint=f"batchtune init my_app.py:app --server {server}")
+        named = (
+            "MODEL"
+            if server in ("vllm", "sglang", "transformers-serve", "tei", "infinity")
+            else "my_app.py:app"
+        )
+        raise UsageError(
+            "--server: what it is to serve is missing", hint=f"batchtune init {named} --server {server}"
+        )
     return _written(_asked_text(server_scenario(server, app), wanted, source=f"--server {server}"), write)
 
 

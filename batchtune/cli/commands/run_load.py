@@ -340,8 +340,8 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
         if scenario.target.kind == "http" and scenario.target.attached and not is_given:
             scenario = scenario.with_target(set=None)  # it keeps the parameters that it has
         target = target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
-        kept = scenario.target.kind == "http" and scenario.target.attached and scenario.target.set is None
-        return _noted(target) if kept else target
+        own = scenario.target
+        return _noted(target) if own.kind == "http" and own.launch is None and own.set is None else target
     return _noted(external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url))
 
 

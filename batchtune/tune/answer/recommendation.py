@@ -87,7 +87,7 @@ class Capacity:
 
     `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: none was), requests/s.
     `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed the lowest rate of these, or less,
-    or failed at any rate.
+    or failed at any rate. `missed_higher`: those that missed a higher rate, and count as neither.
     `confirmed`: confirmation runs held the rate; else the search did, and less is stated than it held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
@@ -110,6 +110,7 @@ class Capacity:
     doubtful_rps: float | None = None
     disputed_rps: float | None = None
     is_disputed_end: bool = False
+    missed_higher: int = 0
 
     @property
     def likely_rps(self) -> float:
@@ -464,6 +465,7 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,
         held=sum(run.held for run in fresh),
         missed=sum(not run.held for run in fresh) if held_rps else len(bracket.open_runs),
+        missed_higher=sum(run.fresh and not run.held and run not in fresh for run in bracket.open_runs),
         confirmed=is_confirmed,
         by_loops=by_loops,
         is_bound=not any(

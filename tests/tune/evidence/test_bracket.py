@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batchtune.measure.caveats import caveat
 from batchtune.scenario.spec.check import SloSpec
+from batchtune.tune.answer.recommendation import stated_capacity
 from batchtune.tune.evidence.bracket import (
     BACK,
     CLIMB,
@@ -285,3 +286,11 @@ def test_a_miss_that_the_client_made_teaches_nothing_until_it_recurs(
     assert bracket(told(0.01, rate_rps=100.0)).held_rps == 100.0  # a pass is a pass on any host
     loop = told(0.01, concurrency=64)
     assert loop.full == counts  # what the client answered is no upper end of the server's
+
+
+def test_confirmation_runs_that_missed_a_higher_rate_are_counted_apart() -> None:
+    """As a sweep made them: of four at the stated rate or more two missed, each above the lowest that held."""
+    measured = [(1_850.0, True), (1_850.0, False), (1_760.0, False), (1_590.0, True)]
+    stated = stated_capacity(bracket(*(run(rate, held=held, fresh=True) for rate, held in measured)), {})
+    assert stated is not None
+    assert (stated.held, stated.missed, stated.missed_higher) == (2, 0, 2)

@@ -259,8 +259,8 @@ class MeasuringSession:
             saved = f"{counted(len(self.trials), 'trial')} saved in {self.run.path}"
         if self.run is not None and self.kind == "":
             again = f"; `batchtune recommend {self.run.path}` reads them again"
-        if again and not isinstance(self.fault, WrongAnswerError):
-            on = f"\nnext: batchtune sweep {self.run.path / SCENARIO} --resume {self.run.path}"
+            if not isinstance(self.fault, WrongAnswerError):
+                on = f"\nnext: batchtune sweep {self.run.path / SCENARIO} --resume {self.run.path}"
         if isinstance(self.fault, BatchtuneError):
             print(f"error: {self.fault.message}", file=sys.stderr)
             for hint in filter(None, (self.fault.hint, f"{saved}{again}{on}")):

@@ -605,8 +605,8 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 def _fared(chosen: Recommendation, other: Compared) -> str:
     """Return a clause on another configuration's figures, and on what the recommended one gains over it."""
     if other.capacity is not None and other.capacity.held_rps:
-        is_share = other.capacity.by_loops or not other.capacity.confirmed
-        gave = f"it {'is expected to meet' if is_share else 'met'} the SLO at {rounded(other.capacity.held_rps)}/s"
+        met = "is expected to meet" if other.capacity.is_share else "met"
+        gave = f"it {met} the SLO at {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
         gave = "it met the SLO at no rate tried"
     elif not other.keeps:

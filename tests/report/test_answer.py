@@ -253,7 +253,7 @@ def test_every_open_question_is_told_with_what_would_settle_it_first(
     goes_on = (
         "The command behind `confirm` continues this sweep; its --budget includes the time already spent."
     )
-    met = "the confirmation runs met the SLO, but " if question.code in ("wide", "rivals") else ""
+    met = "3 of 3 confirmation runs met the SLO, but " if question.code in ("wide", "rivals") else ""
     assert f"Confidence Not confirmed: {met}{words}. {goes_on}" in re.sub(r"\s+", " ", text)
     assert "Next        confirm  batchtune sweep S --resume R" in text
     assert "may find a better" not in text
@@ -301,7 +301,9 @@ def test_a_limit_is_told_with_the_runs_that_kept_it(
 
 def test_from_five_runs_on_a_range_is_a_prediction(chosen: Recommendation) -> None:
     predicted = replace(chosen, interval="prediction", runs=5, confirmations=5)
-    assert "p95 9.21-9.39 ms in 5 confirmation runs (95 % of further runs)." in said(predicted)
+    text = said(predicted)
+    assert "95 % of further runs: " in text
+    assert "p95 9.21-9.39 ms, by 5 confirmation runs." in text
 
 
 def test_figures_of_the_search_are_not_called_fresh() -> None:

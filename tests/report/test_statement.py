@@ -55,8 +55,8 @@ Columns that do not fit: p50 ms, limited by, p99 ms, runs; --json has them.
 
 Batching helps: batching is worth ×3.53 [2.86, 4.37].
 The throughput × interval rule names max_batch_size=8 batch_timeout_micros=1000
-  num_batch_threads=1: it met the SLO at 1,650/s; no measurable difference from
-  the recommended configuration.
+  num_batch_threads=1: it is expected to meet the SLO at 1,650/s; no measurable
+  difference from the recommended configuration.
 The tuning guide names the recommended configuration.
 SLO p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 39.2 ms, 21.6 % to
   spare).

@@ -79,8 +79,7 @@ class Calibrated:
             return None
         # What closed loops kept is no rate that was held.
         held_rps = 0.0 if capacity.by_loops else capacity.held_rps
-        is_share = not capacity.by_loops and not capacity.confirmed
-        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps, is_share=is_share)
+        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps, is_share=capacity.is_share)
 
 
 def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:

@@ -113,6 +113,11 @@ class Capacity:
     missed_higher: int = 0
 
     @property
+    def is_share(self) -> bool:
+        """Whether `held_rps` is a share of a rate, at which itself no run may have been."""
+        return self.by_loops or self.search_rps is not None or self.disputed_rps is not None
+
+    @property
     def likely_rps(self) -> float:
         """Best single figure of the capacity, requests/s: the crossing rate if it is known, else the rate held."""
         return self.held_rps if self.crossing_rps is None else self.crossing_rps

@@ -148,19 +148,22 @@ class FixedLoadSearch(Search):
         to the SLO, else the one with the best hope.
 
         A contender with confirmation runs stays the leader while its interval, or LEVEL times its figure,
-        reaches the best merit.
+        reaches the best merit; of a contender without FRESH of them the lower end, since the best of many runs was also
+        lucky, and a host may be slower later.
         """
         best = max(self.contenders, key=self._rank)
         top = self.standing(best)
         if top is None or not top.keeps:
             return best
+        is_confirmed = sum(run.fresh for run in best.runs) >= FRESH
+        reach = top.mean if is_confirmed else top.low
         level = [
-            (sum(run.fresh for run in c.runs), self._rank(c), at, c)
+            (min(sum(run.fresh for run in c.runs), FRESH), self._rank(c), at, c)
             for at, c in enumerate(self.contenders)
             if any(run.fresh for run in c.runs)
             and (standing := self.standing(c)) is not None
             and standing.keeps
-            and max(standing.high, standing.mean + math.log(LEVEL)) >= top.mean
+            and max(standing.high, standing.mean + math.log(LEVEL)) >= reach
         ]
         return max(level)[3] if level else best
 

@@ -180,6 +180,23 @@ def test_a_confirmed_leader_gives_way_to_what_gains_the_user_something(
     assert (search.leader() is rival) == is_unseated
 
 
+def test_one_lucky_run_unseats_no_confirmed_leader() -> None:
+    """As a sweep met it: 1,568/s once, in a fast minute of the host, beside four confirmation runs of 1,456/s."""
+    trials, answer, asked = swept(7.0, 0.11)
+    search = FixedLoadSearch(asked, budget_s=45.0)
+    search.observe(trials)
+    leader = search.contenders.find(answer.configuration)
+    assert leader is not None
+    rival = next(c for c in search.contenders if c is not leader and c.configuration.batching is not None)
+    fresh = [run for run in leader.runs if run.fresh]
+    leader.runs[:] = [
+        replace(run, answered_rps=run.answered_rps * at)
+        for run, at in zip(fresh, (0.97, 1.0, 1.03), strict=False)
+    ]
+    rival.runs[:] = [replace(fresh[0], answered_rps=1.077 * fresh[1].answered_rps, fresh=False)]
+    assert search.leader() is leader
+
+
 def test_where_runs_differ_widely_a_lone_run_of_no_batching_proves_no_gain() -> None:
     trials, _, asked = swept(0.05, 1.5, rate="300/s")
     random = np.random.default_rng(1)

@@ -76,7 +76,8 @@ def test_where_the_twin_lies_outside_the_measured_rate_counts(twin: Twin, factor
     assert plan.per_replica_rps.value == measured.held_rps
     assert plan.advised == 40
     assert plan.latency_s["p95"].value <= 1.1 * P95.seconds
-    assert plan.to_dict()["measured"] == {"held_rps": measured.held_rps, "missed_rps": measured.missed_rps}
+    held, missed = measured.held_rps, measured.missed_rps
+    assert plan.to_dict()["measured"] == {"held_rps": held, "missed_rps": missed, "is_share": False}
 
 
 def test_of_rates_that_all_missed_the_twin_names_none(twin: Twin) -> None:

@@ -443,7 +443,7 @@ class Course:
         the check takes."""
         if self._blocks:
             why = "no verdict yet" if phase in self._blocks else "flagged: confirmation blocks"
-            self.view.event(f"{why}; servers that the check launched are started anew")
+            self.view.event(f"{why}; the check restarts the servers that it launched")
             self.benches.stop_servers()
         started_s = time.monotonic()
         self._warm()

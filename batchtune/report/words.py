@@ -313,13 +313,6 @@ def runs_text(chosen: Recommendation, runs: int) -> str:
     return counted(runs, "run") + ("" if chosen.confirmations else " of the search")
 
 
-def range_text(chosen: Recommendation, quantile: str, runs: int) -> str:
-    """Return the range of a latency over its runs, `8.90-9.40 ms in 3 confirmation runs`; says so where it is
-    a prediction."""
-    meaning = " (95 % of further runs)" if chosen.interval == "prediction" else ""
-    return f"{_duration_span(chosen.latency_s.get(quantile))} in {runs_text(chosen, runs)}{meaning}"
-
-
 def figures_sentence(chosen: Recommendation) -> str:
     """State the measured figures of the recommended configuration: `Capacity 84,600/s: met in 3 of 3
     confirmation runs (p95 9.40 ms); …`.
@@ -329,13 +322,12 @@ def figures_sentence(chosen: Recommendation) -> str:
     if chosen.models:
         return _figures_of_models(chosen)
     quantile = quantile_of(chosen)
-    if chosen.capacity is None:
-        rate = f"{span(chosen.throughput_rps)} requests/s"
-        if chosen.interval == "prediction":
-            latency = _duration_span(chosen.latency_s.get(quantile))
-            return f"95 % of further runs: {rate}, {quantile} {latency}, by {runs_text(chosen, chosen.runs)}."
-        return f"{rate}, {quantile} {range_text(chosen, quantile, chosen.runs)}."
     latency = f"{quantile} {_duration_span(chosen.latency_s.get(quantile))}"
+    if chosen.capacity is None:
+        figures, runs = f"{span(chosen.throughput_rps)} requests/s, {latency}", runs_text(chosen, chosen.runs)
+        if chosen.interval == "prediction":
+            return f"95 % of further runs: {figures}, by {runs}."
+        return f"{figures} in {runs}."
     return f"{capitalised(capacity_text(chosen.capacity, latency))}."
 
 

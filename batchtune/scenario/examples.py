@@ -72,12 +72,12 @@ def server_names() -> list[str]:
     return sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
 
 
-def server_scenario(server: str, app: str) -> str:
+def server_scenario(server: str, app: str | None) -> str:
     """Return the text of a preset server's scenario for an app, `my_app.py:NAME`, or for whatever the server
     serves.
 
     Raises:
-        UsageError: no such server, no such file, or the app's name is missing or has a character that a
+        UsageError: no such server, no app, no such file, or the app's name is missing or has a character that a
             command line splits.
     """
     names = server_names()
@@ -87,9 +87,15 @@ def server_scenario(server: str, app: str) -> str:
             f"--server: no server {server!r}", hint=f"{hint}; any other takes a scenario of kind http"
         )
     text = _preset(server)
+    serves_app = "{file}" in text or "{module}" in text
+    if app is None:
+        raise UsageError(
+            "--server: what it is to serve is missing",
+            hint=f"batchtune init {'my_app.py:app' if serves_app else 'MODEL'} --server {server}",
+        )
     file_name, _, name = app.partition(":")
     file = Path(file_name).resolve()
-    if "{file}" in text or "{module}" in text:
+    if serves_app:
         if not file.is_file():
             raise UsageError(f"{app}: there is no file {file_name}", hint="name the app: my_app.py:app")
         if "{name}" in text and not name.isidentifier():

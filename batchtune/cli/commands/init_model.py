@@ -76,15 +76,6 @@ def run_init_server(server: str, app: str | None, wanted: LoadRequest, *, write:
         UsageError: no such server or app, or the file exists.
         ScenarioError: an option that does not go with the rest.
     """
-    if app is None:
-        named = (
-            "MODEL"
-            if server in ("vllm", "sglang", "transformers-serve", "tei", "infinity")
-            else "my_app.py:app"
-        )
-        raise UsageError(
-            "--server: what it is to serve is missing", hint=f"batchtune init {named} --server {server}"
-        )
     return _written(_asked_text(server_scenario(server, app), wanted, source=f"--server {server}"), write)
 
 

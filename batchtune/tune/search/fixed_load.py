@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from batchtune.measure.measurement import Measurement
@@ -155,12 +156,12 @@ class FixedLoadSearch(Search):
         top = self.standing(best)
         if top is None or not top.keeps:
             return best
-        is_confirmed = sum(run.fresh for run in best.runs) >= FRESH
+        is_confirmed = self._fresh_runs(best) >= FRESH
         reach = top.mean if is_confirmed else top.low
         level = [
-            (min(sum(run.fresh for run in c.runs), FRESH), self._rank(c), at, c)
+            (min(self._fresh_runs(c), FRESH), self._rank(c), at, c)
             for at, c in enumerate(self.contenders)
-            if any(run.fresh for run in c.runs)
+            if self._fresh_runs(c)
             and (standing := self.standing(c)) is not None
             and standing.keeps
             and max(standing.high, standing.mean + math.log(LEVEL)) >= reach
@@ -405,7 +406,7 @@ class FixedLoadSearch(Search):
                 return self._own_run(contender, "a confirmation run", fresh=True)
         return None
 
-    def _fresh_runs(self, contender: Contender, taken: set[Contender]) -> int:
+    def _fresh_runs(self, contender: Contender, taken: Collection[Contender] = ()) -> int:
         """Number of a contender's confirmation runs, those already chosen for the next round included."""
         return sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
 

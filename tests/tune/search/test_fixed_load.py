@@ -13,6 +13,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
+from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import Trial
@@ -101,6 +102,16 @@ def test_an_slo_below_a_lone_request_is_missed_for_sure() -> None:
         recommend(trials, scenario=asked, slo=slo)
 
 
+def observed() -> tuple[FixedLoadSearch, Contender]:
+    """A search that has seen the trials of a sweep, and the contender that it recommended."""
+    trials, answer, asked = swept(7.0, 0.11)
+    search = FixedLoadSearch(asked, budget_s=45.0)
+    search.observe(trials)
+    chosen = search.contenders.find(answer.configuration)
+    assert chosen is not None
+    return search, chosen
+
+
 def test_figures_are_those_of_five_fresh_runs_where_there_is_time() -> None:
     trials, answer, _ = swept(7.0, 0.11)
     fresh = [
@@ -116,11 +127,7 @@ def test_figures_are_those_of_five_fresh_runs_where_there_is_time() -> None:
 
 
 def test_confirmation_runs_that_missed_outweigh_earlier_ones_that_met_the_slo() -> None:
-    trials, answer, asked = swept(7.0, 0.11)
-    search = FixedLoadSearch(asked, budget_s=45.0)
-    search.observe(trials)
-    chosen = search.contenders.find(answer.configuration)
-    assert chosen is not None
+    search, chosen = observed()
     run = next(run for run in chosen.runs if run.fresh)
     missed = [replace(run, held=False) for _ in range(3)]
     chosen.runs[:] = [*(replace(run, fresh=False) for _ in range(4)), run, *missed]
@@ -131,11 +138,7 @@ def test_confirmation_runs_that_missed_outweigh_earlier_ones_that_met_the_slo() 
 
 
 def test_one_stalled_run_does_not_decide() -> None:
-    trials, answer, asked = swept(7.0, 0.11)
-    search = FixedLoadSearch(asked, budget_s=45.0)
-    search.observe(trials)
-    chosen = search.contenders.find(answer.configuration)
-    assert chosen is not None
+    search, chosen = observed()
     before = search.standing(chosen)
     stalled = next(run for run in chosen.runs)
     chosen.runs.append(replace(stalled, answered_rps=1.0, held=False, fresh=True))
@@ -169,11 +172,7 @@ def test_a_loop_that_stalled_tells_nothing_of_a_batch_s_time() -> None:
 def test_a_confirmed_leader_gives_way_to_what_gains_the_user_something(
     better: float, is_unseated: bool
 ) -> None:
-    trials, answer, asked = swept(7.0, 0.11)
-    search = FixedLoadSearch(asked, budget_s=45.0)
-    search.observe(trials)
-    leader = search.contenders.find(answer.configuration)
-    assert leader is not None
+    search, leader = observed()
     rival = next(c for c in search.contenders if c is not leader and c.configuration.batching is not None)
     fresh = [run for run in leader.runs if run.fresh]
     rival.runs[:] = [replace(run, answered_rps=better * run.answered_rps) for run in fresh[:2]]
@@ -182,11 +181,7 @@ def test_a_confirmed_leader_gives_way_to_what_gains_the_user_something(
 
 def test_one_lucky_run_unseats_no_confirmed_leader() -> None:
     """As a sweep met it: 1,568/s once, in a fast minute of the host, beside four confirmation runs of 1,456/s."""
-    trials, answer, asked = swept(7.0, 0.11)
-    search = FixedLoadSearch(asked, budget_s=45.0)
-    search.observe(trials)
-    leader = search.contenders.find(answer.configuration)
-    assert leader is not None
+    search, leader = observed()
     rival = next(c for c in search.contenders if c is not leader and c.configuration.batching is not None)
     fresh = [run for run in leader.runs if run.fresh]
     leader.runs[:] = [

@@ -77,9 +77,11 @@ class Calibrated:
             return None
         if capacity.by_loops and not (capacity.missed_rps or 0.0) > capacity.held_rps:
             return None
-        # What closed loops kept is no rate that was held.
-        held_rps = 0.0 if capacity.by_loops else capacity.held_rps
-        return MeasuredRates(held_rps=held_rps, missed_rps=capacity.missed_rps, is_share=capacity.is_share)
+        if capacity.by_loops:  # what they kept is no rate that was held
+            return MeasuredRates(held_rps=0.0, missed_rps=capacity.missed_rps)
+        return MeasuredRates(
+            held_rps=capacity.held_rps, missed_rps=capacity.missed_rps, is_share=capacity.is_share
+        )
 
 
 def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:

@@ -119,9 +119,9 @@ def answer_of(document: Mapping[str, Any], objective: Objective) -> Answer | Non
         "latency": document["latency_s"]["p95"],
     }
     figure = figures[objective]
-    value, low, high = (float(figure[name]) for name in ("value", "low", "high"))
-    # Where nothing was missed the upper end is not known: the interval is open there.
-    return Answer(fixed=fixed, value=value, low=low, high=math.inf if math.isnan(high) else high)
+    # Where nothing was missed the upper end is not known (null): the interval is open there.
+    high = math.inf if figure["high"] is None else float(figure["high"])
+    return Answer(fixed=fixed, value=float(figure["value"]), low=float(figure["low"] or 0.0), high=high)
 
 
 def _named(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from tests.benchmarks.noisy.devices import DEVICES
 from tests.benchmarks.noisy.hosts import HOSTS, Guard, VirtualClock
 from tests.benchmarks.noisy.product import new_users_scenario
 from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
+from tests.tune.answer.ledgers import BATCH_8, CAPACITY, at_rate
 
 SWEEPS = [
     (device, host, 1)
@@ -212,16 +213,26 @@ def test_where_two_sizes_are_all_that_is_known_half_of_the_larger_is_looked_at_t
     assert ours >= 0.9 * truth.best("flat")[1]
 
 
-def test_who_would_change_the_defaults_proves_itself_at_a_rate_that_gains_something() -> None:
-    search = CapacitySearch(new_users_scenario(DEVICES["client"], seed=1, budget_s=45.0), budget_s=45.0)
-    least = []
-    for trial in swept("client", "quiet", 1).trials:
+@pytest.mark.parametrize(
+    ("batching", "source", "least"), [("defaults", "defaults", LEVEL), (BATCH_8, "grid", RIVAL)]
+)
+def test_who_would_change_the_defaults_proves_itself_at_a_rate_that_gains_something(
+    batching: str | dict[str, int], source: str, least: float
+) -> None:
+    search = CapacitySearch(CAPACITY, budget_s=45.0)
+    search.observe([at_rate(1, 1000.0, 0.005, batching=batching, source=source)])
+    assert search._more_than(search.leader()) == pytest.approx(least * 1000.0)
+
+
+def test_whoever_would_lead_is_loaded_at_more_than_the_leader_held() -> None:
+    search = CapacitySearch(new_users_scenario(DEVICES["linear"], seed=1, budget_s=45.0), budget_s=45.0)
+    rates = []
+    for trial in swept("linear", "quiet", 1).trials:
         top = search.leader()
         if trial.request.reason == "whether it serves more than the leader":
-            least.append(LEVEL if "defaults" in top.sources else RIVAL)
-            assert (trial.request.rate_rps or 0.0) >= 0.999 * least[-1] * top.bracket.held_rps
+            rates.append((trial.request.rate_rps or 0.0) / top.bracket.held_rps)
         search.observe([trial])
-    assert LEVEL in least
+    assert rates and min(rates) >= 0.999 * RIVAL
 
 
 @pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)

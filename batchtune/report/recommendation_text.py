@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
@@ -13,6 +13,7 @@ from batchtune.report.findings import Marks, advice_of, labels, text_of
 from batchtune.report.run_tables import brief_labels
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Compared, Recommendation
+from batchtune.tune.evidence.bracket import PREDICTION_RUNS
 from batchtune.tune.trials.trial import SearchSummary
 from batchtune.units import counted, rounded, rounded_duration
 
@@ -49,6 +50,7 @@ def print_answer(
     tell("Gain", *filter(None, [" ".join(words.gain_sentences(chosen))]), bold=True)
     tell("", words.figures_sentence(chosen))
     tell("", *tables.aligned(compared_table(chosen)), whole=True)
+    tell("", *marks_texts([chosen, *words.other_references(chosen)], starred=False))
     tell("Models", *words.model_sentences(chosen))
     for promise in chosen.promises:
         tell("SLO", words.promise_sentence(promise, chosen))
@@ -60,7 +62,7 @@ def print_answer(
     )
     more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
     tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
-    of_failures = ("confirmation_failed", "refused", "refused_one", "some_failed")
+    of_failures = ("confirmation_failed", "ran_out", "refused", "some_failed")
     failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code in of_failures)
     warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
     tell("Warning", *filter(None, [" ".join(warnings)]))
@@ -155,7 +157,7 @@ def print_recommendation(
     tables.print_text(words.figures_sentence(chosen), "")
     tables.print_rows(_contenders(chosen, marks), dispensable=dispensable)
     tables.print_text(
-        *filter(None, [outside_text((*chosen.references, *chosen.contenders))]),
+        *marks_texts([chosen, *words.other_references(chosen), *chosen.contenders]),
         "",
         *_argument(chosen),
         "",
@@ -170,8 +172,8 @@ def print_recommendation(
         )
     tables.print_text(*marks.lines(), indent="    ")
     commands = {"Confirm": next_step, "Search": offer, "Deploy": deployment}
-    shown = (f"{label}: {command}" for label, command in commands.items() if command is not None)
-    tables.print_text(*shown, whole=True)
+    steps = (f"{label}: {step}" for label, text in commands.items() for step in (text or "").splitlines())
+    tables.print_text(*steps, whole=True)
 
 
 def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
@@ -270,7 +272,7 @@ _Row = tuple[str, Recommendation | Compared, str]
 
 def _columns(shown: Sequence[_Row], *, objective: str, limits: Mapping[str, float]) -> dict[str, list[str]]:
     """Return the columns of a table of configurations, heading -> cells; `limits`: quantile name -> seconds."""
-    names, contenders, gains = (list(part) for part in zip(*shown, strict=True))
+    _, contenders, gains = (list(part) for part in zip(*shown, strict=True))
     labels, _ = brief_labels([contender.configuration.label() for contender in contenders])
     rates = zip(*(_rates(contender, objective) for contender in contenders), strict=True)
     rate_headings = ["met /s", "limit below /s"] if objective == "capacity" else ["requests/s"]
@@ -278,7 +280,7 @@ def _columns(shown: Sequence[_Row], *, objective: str, limits: Mapping[str, floa
     quantiles = [name for name in of_models if name.endswith(":p95")]
     quantiles = quantiles or ["ttft_p95", "itl_p99", "p50", "p95", "p99"]
     return {
-        "named by": names,
+        "named by": [f"{name}{'†' if own.runs >= PREDICTION_RUNS else ''}" for name, own, _ in shown],
         "configuration": labels,
         **dict(zip(rate_headings, map(list, rates), strict=True)),
         **{
@@ -296,10 +298,15 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     return tables.without_empty_columns([[*columns], *map(list, zip(*columns.values(), strict=True))])
 
 
-def outside_text(others: Iterable[Compared]) -> str:
-    """Return the line that explains the star behind configurations outside the search space; "" where there
-    are none."""
-    return "* outside the search space: no candidate." if any(other.outside for other in others) else ""
+def marks_texts(shown: Sequence[Recommendation | Compared], *, starred: bool = True) -> Iterator[str]:
+    """Yield a line on each mark in a table of these configurations: at rates, at figures that are prediction intervals,
+    and, where they are `starred`, at configurations outside the search space."""
+    if any(contender.capacity is not None and contender.capacity.is_share for contender in shown):
+        yield "~ is expected to be met: a share of a rate that was tried."
+    if any(contender.runs >= PREDICTION_RUNS for contender in shown):
+        yield "† 95 % of further runs; other rows have the range of their runs."
+    if starred and any(isinstance(contender, Compared) and contender.outside for contender in shown):
+        yield "* outside the search space: no candidate."
 
 
 def _name(other: Compared) -> str:
@@ -312,7 +319,8 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
         return [tables.span(contender.throughput_rps)]
     if contender.capacity is None:
         return ["–", "–"]
-    held = rounded(contender.capacity.held_rps) if contender.capacity.held_rps else "none"
+    share = "~" if contender.capacity.is_share else ""
+    held = f"{share}{rounded(contender.capacity.held_rps)}" if contender.capacity.held_rps else "none"
     held += " by loops" if contender.capacity.by_loops else ""
     about = "about " if contender.capacity.is_disputed_end else ""
     return [held, f"{about}{rounded(contender.capacity.missed_rps)}"]

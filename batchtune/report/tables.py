@@ -104,7 +104,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a line of text for each row, its columns padded to one width: numbers to the right, words to the
     left."""
     columns = list(zip(*rows, strict=True))
-    is_number = re.compile(r"[×≤≥+−-]?\d").match
+    is_number = re.compile(r"[×≤≥~+−-]?\d").match
     to_right = [at > 0 and any(map(is_number, cells[1:])) for at, cells in enumerate(columns)]
     widths = [max(map(len, cells)) for cells in columns]
     return [

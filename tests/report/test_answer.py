@@ -57,8 +57,9 @@ Gain        ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18]
             38.0-39.2 ms); the limit is below 2,280/s.
                              met /s  limit below /s     p95 ms  runs  gain [least, most]
             recommended       2,000           2,280  38.0-39.2     3
-            no batching         522             700       30.0     1  ×3.53 [2.86, 4.37]
-            server defaults   1,040           1,300       30.0     1  ×1.83 [1.54, 2.18]
+            no batching        ~522             700       30.0     1  ×3.53 [2.86, 4.37]
+            server defaults  ~1,040           1,300       30.0     1  ×1.83 [1.54, 2.18]
+            ~ is expected to be met: a share of a rate that was tried.
 """
 
 
@@ -304,6 +305,23 @@ def test_from_five_runs_on_a_range_is_a_prediction(chosen: Recommendation) -> No
     text = said(predicted)
     assert "95 % of further runs: " in text
     assert "p95 9.21-9.39 ms, by 5 confirmation runs." in text
+    assert "recommended† 2,210-2,250 9.21-9.39 5 no batching 762-778" in text
+    assert text.count("† 95 % of further runs; other rows have the range of their runs.") == 1
+    assert "†" not in said(chosen)
+
+
+def test_a_rate_that_closed_loops_or_a_search_alone_say_is_no_rate_that_runs_met(
+    capacity: Recommendation,
+) -> None:
+    assert capacity.capacity is not None
+    explained = "~ is expected to be met: a share of a rate that was tried."
+    met = replace(capacity, references=())
+    assert "~" not in said(met, scenario=CAPACITY)
+    for changes, cell in (({"search_rps": 2300.0}, "~2,000 "), ({"by_loops": True}, "~2,000 by loops ")):
+        share = replace(capacity.capacity, confirmed=False, **changes)  # type: ignore[arg-type]
+        text = said(replace(met, capacity=share), scenario=CAPACITY)
+        assert f"recommended {cell}" in text
+        assert explained in text
 
 
 def test_figures_of_the_search_are_not_called_fresh() -> None:

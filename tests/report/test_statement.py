@@ -47,10 +47,11 @@ Capacity 2,000/s: met in 3 of 3 confirmation runs (p95 38.0-39.2 ms); the limit
 named by                configuration      met /s  limit below /s     p95 ms  gain [least, most]
 ────────────────────────────────────────────────────────────────────────────────────────────────
 recommended, guide (a)  size 14 · 2000 µs   2,000           2,280  38.0-39.2
-no batching             no batching           522             700       30.0  ×3.53 [2.86, 4.37]
-server defaults*        server defaults     1,040           1,300       30.0  ×1.83 [1.54, 2.18]
-rule                    size 8 · 1000 µs    1,650           2,000       45.0     none measurable
+no batching             no batching          ~522             700       30.0  ×3.53 [2.86, 4.37]
+server defaults*        server defaults    ~1,040           1,300       30.0  ×1.83 [1.54, 2.18]
+rule                    size 8 · 1000 µs   ~1,650           2,000       45.0     none measurable
 Columns that do not fit: p50 ms, limited by, p99 ms, runs; --json has them.
+~ is expected to be met: a share of a rate that was tried.
 * outside the search space: no candidate.
 
 Batching helps: batching is worth ×3.53 [2.86, 4.37].

@@ -16,7 +16,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.report.findings import labels
 from batchtune.report.html.shell import drawing
 from batchtune.report.html.shell.drawing import Figure, LineStyle, Merit, PlottedRun, Section, Table, Trace
-from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, nearest_table, outside_text
+from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, marks_texts, nearest_table
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
 from batchtune.report.words import capitalised, other_references
@@ -215,8 +215,8 @@ def contenders(account: SweepResults) -> Section:
     if not account.contenders:
         return drawing.section("contenders", None)
     rows = nearest_table(account.tried, objective=objective) if chosen is None else contenders_table(chosen)
-    outside = outside_text(other for other in account.contenders if isinstance(other, Compared))
-    return drawing.section("contenders", Table(rows=rows, marked=0), outside=outside)
+    marks = " ".join(marks_texts(account.contenders))
+    return drawing.section("contenders", Table(rows=rows, marked=0), marks=marks)
 
 
 def brackets(account: SweepResults) -> Section:
@@ -419,7 +419,8 @@ def told(contender: Recommendation | Compared, account: SweepResults) -> str:
     contenders."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
-        held = f"met {rounded(capacity.held_rps)}/s" if capacity.held_rps else "met no rate tried"
+        met = "is expected to meet" if capacity.is_share else "met"
+        held = f"{met} {rounded(capacity.held_rps)}/s" if capacity.held_rps else "met no rate tried"
         rate = held if capacity.missed_rps is None else f"{held}, missed {rounded(capacity.missed_rps)}/s"
     latency = f"p95 {span(contender.latency_s.get('p95'), scale=1e3)} ms"
     if account.scenario.target.models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration
@@ -17,14 +18,14 @@ from batchtune.errors import (
 )
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import Coded, coded, complement
+from batchtune.plain_values import Coded, as_text, coded, complement
 from batchtune.scenario.spec.check import SloSpec, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, runs_of
-from batchtune.tune.search.contenders import Contender
+from batchtune.tune.search.contenders import Contender, Contenders
 from batchtune.tune.trials.trial import (
     Trial,
     commonest_error,
@@ -145,22 +146,38 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
     return explain_failure(batched) or batched[-1].failure or "no request had a good answer"
 
 
-def failure_notes(trials: Sequence[Trial]) -> Iterator[Coded]:
-    """Yield the findings on which configurations the server refused, and on how many other trials failed, each with
-    the commonest error text; without trials that ran out of memory."""
-    failed = [trial for trial in trials if trial.state == "failed" and out_of_memory(trial) is None]
-    refused = {trial.configuration: trial for trial in failed if trial.is_refused}
-    if refused:
-        why = explain_failure([*refused.values()]) or "without a word"
-        first = next(iter(refused)).label()
-        code = "refused" if len(refused) > 1 else "refused_one"
-        yield coded(code, count=len(refused), configuration=first, why=why)
-    under_load = [trial for trial in failed if not trial.is_refused]
-    if under_load:
-        counts = {"failed": len(under_load), "trials": len(trials)}
-        (label, most), *_ = Counter(trial.configuration.label() for trial in under_load).most_common(1)
-        why = explain_failure(under_load) or "without a word"
-        yield coded("some_failed", **counts, most=most, configuration=label, why=why)
+def failure_notes(trials: Sequence[Trial], contenders: Contenders) -> Iterator[Coded]:
+    """Yield a finding on the configurations that ran out of memory, on those that failed when they were started or set,
+    and on those that failed under load: the first of them, how often they were tried, what the search left out for it,
+    and the commonest error text. A configuration that never answered a request failed under load too."""
+    answered = {
+        trial.configuration
+        for trial in trials
+        if any(measured.throughput_rps.value > 0.0 for measured in trial.measurements.values())
+    }
+    ways: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if out_of_memory(trial) is not None:
+            ways.setdefault("ran_out", []).append(trial)
+        elif trial.state == "failed" or trial.configuration not in answered:
+            ways.setdefault("refused" if trial.is_refused else "some_failed", []).append(trial)
+    for way, failed in ways.items():
+        counts = Counter(trial.configuration for trial in failed)
+        known = [contender for own in counts if (contender := contenders.find(own)) is not None]
+        left_out = as_text("")
+        if known and all(map(contenders.is_barred, known)):
+            left_out = coded("left_out_as_large")
+        elif known and all(contender.is_broken for contender in known):
+            left_out = coded("left_out" if len(counts) == 1 else "left_out_all")
+        yield coded(
+            way,
+            configuration=counts.most_common(1)[0][0].label(),
+            others=as_text("") if len(counts) == 1 else coded("and_others", count=len(counts) - 1),
+            failed=len(failed),
+            runs=counted(sum(trial.configuration in counts for trial in trials), "run"),
+            left_out=left_out,
+            why=explain_failure(failed) or out_of_memory(failed[0]) or "no request was answered",
+        )
 
 
 def _batch_cost(
@@ -224,22 +241,34 @@ def _throughput_rps(trial: Trial) -> float:
 
 
 def nearest_first(account: Capacities | FixedLoads) -> dict[Contender, BracketRun]:
-    """Return the configurations that were tried, the nearest to the SLO first, each with its run that missed by least;
-    for a search without an answer.
+    """Return the configurations that were tried, the nearest to the SLO first, each with its run that missed by least,
+    or where some of its runs met the SLO, the middle one; for a search without an answer.
 
-    Configurations outside the search space come last, those of them that met the SLO at the end. Scouts of a search
-    under a fixed load count only where nothing else ran.
+    Those that met it in a larger share of their runs come first; configurations outside the search space come last,
+    those of them that met the SLO at the end. Scouts of a search under a fixed load count only where nothing else ran.
     """
-    search, contenders = account.search, account.search.contenders.all()
-    runs = [(c, run) for c in contenders for run in account.behind(c)[0]]
-    runs = runs or [(c, run) for c in contenders for run in c.runs]
-    shown = [(c, run) for c, run in runs if run.latency_s and (account.keeps(c) or not run.held)]
-    shown.sort(key=lambda pair: search.violation(pair[1]))
-    shown.sort(key=lambda pair: (not pair[0].eligible, account.keeps(pair[0])))
+    search = account.search
+    tried = {c: account.behind(c)[0] for c in search.contenders.all()}
+    if not any(tried.values()):
+        tried = {c: c.runs for c in tried}
     nearest: dict[Contender, BracketRun] = {}
-    for contender, run in shown:
-        nearest.setdefault(contender, run)
-    return nearest
+    for contender, runs in tried.items():
+        shown = [run for run in runs if run.latency_s]
+        shown.sort(key=lambda run: (not run.held, search.violation(run)))
+        at = len(shown) // 2 if any(run.held for run in shown) else 0
+        if shown and (account.keeps(contender) or not shown[at].held):
+            nearest[contender] = shown[at]
+
+    def distance(contender: Contender) -> tuple[bool, bool, float, float]:
+        met_ratio = fmean(run.held for run in tried[contender])
+        return (
+            not contender.eligible,
+            account.keeps(contender),
+            -met_ratio,
+            search.violation(nearest[contender]),
+        )
+
+    return {contender: nearest[contender] for contender in sorted(nearest, key=distance)}
 
 
 def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoads) -> BatchtuneError:
@@ -250,8 +279,11 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
     every load of all models, or every run that missed.
     """
     if trials and all(trial.state == "failed" for trial in trials):
+        why = explain_failure([trial for trial in trials if trial.error_texts])
+        failures = [trial.failure or "without a word" for trial in trials]
         return TargetError(
-            _failed(trials), hint="the failed trials are in the ledger; test the server by hand"
+            f"all trials failed ({len(failures)}){f': {why}' if why else f'; the last: {failures[-1]}'}",
+            hint="the failed trials are in the ledger; test the server by hand",
         )
     trials = [trial for trial in trials if not trial.request.models]
     search, scenario, slo = account.search, account.search.scenario, account.search.scenario.slo
@@ -280,13 +312,18 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
     if run.error_ratio > slo.error_ratio and (error := commonest_error(trial)):
         missed_by = f"{missed_by}, most often {error}"
     wanted, label = limit_text(search.limits, slo.error_ratio), contender.configuration.label()
+    runs = account.behind(contender)[0]
+    if met := sum(run.held for run in runs):  # of the nearest, so that without any none met it
+        wanted = f"{wanted} in most of its runs"
+        missed_by = f"{missed_by}, though {met} of {counted(len(runs), 'run')} met it"
     why = f"no configuration of {len(missed)} measured meets {wanted}; nearest: {label}, {missed_by}"
-    if open_question := _open_question(trials, scenario=scenario, slo=slo):
+    open_question = _open_question(trials, scenario=scenario, slo=slo)
+    if met and 2 * met == len(runs):
+        open_question = "whether most runs would meet it is not known"
+    if open_question:
         hint = "give the sweep more time"
         if trials[-1].state == "failed":
-            hint = (
-                "the failed trials are in the ledger; test the server by hand, then give the sweep more time"
-            )
+            hint = f"the failed trials are in the ledger; test the server by hand, then {hint}"
         return InconclusiveError(f"{why}; {open_question}", hint=hint)
     hint = "relax the SLO, lower the load, or widen the search space"
     nearest = {run.trial for _, run in missed}
@@ -316,13 +353,6 @@ def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec)
         tried, was = counted(len(batched), "configuration"), "was" if len(batched) == 1 else "were"
         return f"whether another would is not known: only {tried} with batching {was} tried"
     return None
-
-
-def _failed(trials: Sequence[Trial]) -> str:
-    failures = [trial.failure for trial in trials if trial.failure]
-    why = explain_failure([trial for trial in trials if trial.error_texts])
-    cause = f": {why}" if why else f"; the last: {failures[-1] if failures else 'without a word'}"
-    return f"all trials failed ({len(failures)}){cause}"
 
 
 def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> str:

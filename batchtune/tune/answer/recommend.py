@@ -306,13 +306,6 @@ class _Answer:
             may_find_more=bool(self._untried_beside()),  # neighbours of the chosen contender did not run
             level_with=self._level_with(references),
             capacity=capacity,
-            capacity_rps=None
-            if capacity is None
-            else Estimate(
-                value=capacity.likely_rps,
-                low=capacity.held_rps,
-                high=math.nan if capacity.missed_rps is None else capacity.missed_rps,
-            ),
             batching_gain=gain,
             mean_batch_rows=_mean_batch_rows(self._runs_trials(runs)),
             promises=self._promises(runs),
@@ -549,7 +542,7 @@ class _Answer:
 
     def _notes(self, runs: Sequence[BracketRun]) -> Iterable[Coded]:
         if failure_with_batching(self._trials) is None:  # which the reason says
-            yield from failure_notes(self._trials)
+            yield from failure_notes(self._trials, self._state.contenders)
         if spoilt := self._runs_trials(run for run in runs if run.fresh and run.failed):
             yield coded(
                 "confirmation_failed",

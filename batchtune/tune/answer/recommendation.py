@@ -248,8 +248,7 @@ class Recommendation:
     `throughput_rps`, `throughput_rows_per_s`, `latency_s` (quantile name -> seconds): median with an interval over
     `runs` runs, `confirmations` of them confirmation runs; `behind`: the numbers of their trials. `interval`: "range"
     of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
-    `capacity`: with that objective, else None. `capacity_rps`: as an estimate from the rate held to the rate missed
-    (NaN: none), its value the rate held, for streams the crossing rate.
+    `capacity`: with that objective, else None.
     `slo`: quantile name -> limit in seconds, and "errors" -> the share of requests that may fail, "goodput" -> the
     share that may miss (in JSON `goodput_ratio`, the share that has to meet every limit). `promises`: each latency
     limit with the runs against it.
@@ -292,7 +291,6 @@ class Recommendation:
     may_find_more: bool = False
     level_with: str | None = None
     capacity: Capacity | None = None
-    capacity_rps: Estimate | None = None
     batching_gain: Estimate | None = None
     mean_batch_rows: float | None = None
     promises: tuple[Promise, ...] = ()
@@ -310,6 +308,15 @@ class Recommendation:
     drops: tuple[str, ...] = ()
     ignored: Literal["batches", "answers"] | None = None
     models: tuple[ModelResult, ...] = ()
+
+    @property
+    def capacity_rps(self) -> Estimate | None:
+        """The capacity as an estimate from the rate held to the rate missed (NaN: none was), its value the rate held,
+        for streams the crossing rate; None with another objective."""
+        if self.capacity is None:
+            return None
+        held_rps, missed_rps = self.capacity.held_rps, self.capacity.missed_rps
+        return Estimate(value=self.capacity.likely_rps, low=held_rps, high=missed_rps or math.nan)
 
     @property
     def of_limit(self) -> Estimate:
@@ -336,12 +343,14 @@ class Recommendation:
         plain = fields_to_plain(self)
         if "goodput" in plain["slo"]:
             plain["slo"]["goodput_ratio"] = complement(plain["slo"].pop("goodput"))
-        if self.capacity_rps is not None and math.isnan(self.capacity_rps.high):
-            plain["capacity_rps"]["high"] = None
+        capacity_rps = to_plain(self.capacity_rps)
+        if capacity_rps is not None and capacity_rps["high"] == "nan":
+            capacity_rps["high"] = None
         return {
             "schema_version": SCHEMA_VERSION,
             "label": self.configuration.label(),
             **plain,
+            "capacity_rps": capacity_rps,
             "gain_over_present": to_plain(self.gains.get("present")),
             "gain_over_no_batching": to_plain(self.gains.get("no_batching")),
             "gain_over_defaults": to_plain(self.gains.get("defaults")),
@@ -359,10 +368,7 @@ class Recommendation:
         slo = dict(values["slo"])
         if "goodput_ratio" in slo:
             slo["goodput"] = complement(slo.pop("goodput_ratio"))
-        capacity_rps = values.get("capacity_rps")
-        if capacity_rps and capacity_rps["high"] is None:
-            capacity_rps = {**capacity_rps, "high": "nan"}
-        return from_plain(cls, {**values, "slo": slo, "capacity_rps": capacity_rps})
+        return from_plain(cls, {**values, "slo": slo})
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:

@@ -197,7 +197,12 @@ def test_refused_configurations_do_not_end_the_search_and_are_named_in_the_answe
     assert answer.configuration.batching.max_batch_size == 4
     assert answer.confirmations >= 3
     (note,) = (text_of(note) for note in answer.notes if note.code == "refused")
-    assert note.startswith(f"the server refused {len(refused)} configurations, first max_batch_size=")
+    assert note.startswith("max_batch_size=")
+    most = len(refused)
+    assert (
+        f" and {most - 1} more failed at the start in {most} of {most} runs; the search then left them out"
+        in note
+    )
     assert note.endswith("max_batch_size must be <= 8")
     assert Trial.from_dict(next(one for one in trials if one.is_refused).to_dict()).is_refused
 

@@ -114,7 +114,7 @@
   };
 
   const numeric = (text) => {
-    const value = parseFloat(text.replace(/,/g, ""));
+    const value = parseFloat(text.replace(/[,~]/g, ""));
     return Number.isNaN(value) ? null : value;
   };
 

@@ -97,7 +97,7 @@ class MeasuringSession:
 
     def begin(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run | None:
         """Make the run's folder on the first call, lock it for this process, and return the run; None:
-        nothing is kept.
+        nothing is kept. The folder of a resumed sweep gets the scenario, whose budget may be another.
 
         `provenance`: as collected before; None collects it now.
 
@@ -110,6 +110,8 @@ class MeasuringSession:
             check_prompts(scenario.request)
         if self.results is None or self._begun:
             return self.run
+        if self.run is not None:
+            write_whole(self.run.path / SCENARIO, format_scenario(scenario).encode())
         self.run = self.run or create_run(
             scenario, format_scenario(scenario), root=self.results, kind=self.kind, provenance=provenance
         )

@@ -28,7 +28,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
 from batchtune.tune.trials.trial import SearchSummary
 from tests.cli.in_process import answered
-from tests.tune.answer.ledgers import BATCH_14, SCENARIO, STREAMED, helping_ledger, streamed_ledger
+from tests.tune.answer.ledgers import BATCH_8, BATCH_14, SCENARIO, STREAMED, helping_ledger, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 SUMMARY = SearchSummary(
@@ -438,6 +438,33 @@ def test_a_question_changes_nothing_that_was_recommended(run, tmp_path, capsys):
     assert shown.rstrip().endswith(f"--batching_parameters_file={run.path / 'batching_parameters.txt'}")
     assert (run.path / "batching_parameters.txt").read_bytes() == kept
     assert (run.path / "recommendation.json").read_bytes() == document
+
+
+def test_parameters_for_another_slo_are_written_before_they_are_deployed(tmp_path, capsys):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path / "results", provenance={})
+    for number in range(1, 7):
+        slow = number < 4
+        figures = {"throughput": 2300.0, "p95_s": 0.04} if slow else {"throughput": 1900.0, "p95_s": 0.01}
+        batching = BATCH_14 if slow else BATCH_8
+        run.append(planted(number, batching=batching, source="confirm", **figures), None)
+    recommend(run, why=False)
+    kept = run.path / "batching_parameters.txt"
+    assert capsys.readouterr().out.count(f"--batching_parameters_file={kept}\n") == 1
+    assert parse_batching(kept.read_text(), source="f").parameters.max_batch_size == 14
+    again = f"batchtune recommend {run.path} --slo-p95 20ms"
+    for why, first in ((False, " deploy "), (True, "Deploy:")):
+        recommend(run, why=why, p95="20ms")
+        writing, deploying = capsys.readouterr().out.partition(first)[2].splitlines()[:2]
+        assert writing.strip() == f"{again} --write FILE"
+        assert deploying.endswith(" --batching_parameters_file=FILE")
+    run_recommend(run.path, {"p95": "20ms"}, dialect="docker", write=None, results=tmp_path, json=False)
+    said = capsys.readouterr()
+    assert "source=FILE," in said.out
+    assert f"note: `{again} --write FILE` writes FILE\n" in said.err
+    file = tmp_path / "FILE"
+    run_recommend(run.path, {"p95": "20ms"}, dialect=None, write=file, results=tmp_path, json=False)
+    assert f"--batching_parameters_file={file}\n" in capsys.readouterr().out
+    assert parse_batching(file.read_text(), source="f").parameters.max_batch_size == 8
 
 
 def test_of_a_scenarios_folder_the_newest_run_is_taken_and_named(run, capsys):

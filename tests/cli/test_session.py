@@ -11,6 +11,7 @@ import pytest
 
 from batchtune.archive.run import Run, create_run
 from batchtune.cli import session as cli_session
+from batchtune.cli.commands.run_recommend import to_establish
 from batchtune.cli.session import MeasuringSession, require_same, session
 from batchtune.errors import (
     ArchiveError,
@@ -116,6 +117,23 @@ def test_a_session_begins_once_and_holds_its_run_until_its_end(tmp_path: Path) -
         assert current.begin(current.scenario) is None
         current.keep([FinishedTrial(trial=trial("a", 1), samples=None)])
     assert len(current.trials) == 1
+
+
+def test_a_sweep_and_recommend_name_the_same_budget_for_the_next_step(tmp_path: Path) -> None:
+    """Also of a sweep that was resumed with another one than it began with."""
+    with a_session(tmp_path) as current:
+        begun = current.begin(current.scenario)
+    assert begun is not None
+    longer = parse_scenario(TEXT.replace("10s", "90s"))
+    with session(
+        longer, results=tmp_path, quiet=True, run=Run(begun.path), trials=[trial("a", 1)]
+    ) as current:
+        run = current.begin(longer)
+    assert run is not None
+    step = to_establish(run, longer, current.trials)
+    assert step is not None
+    assert step.endswith("--budget 3m")
+    assert to_establish(run, run.scenario(), current.trials) == step
 
 
 def test_a_server_that_could_not_be_put_back_counts_more_than_what_was_measured(tmp_path: Path) -> None:

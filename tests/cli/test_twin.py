@@ -21,6 +21,7 @@ from batchtune.cli.commands import ask_twin as cli_calibrated
 from batchtune.errors import TwinError, UsageError
 from batchtune.report.twin_text import measured_text, note_when_slow
 from batchtune.scenario.reader import format_scenario, read_scenario
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
@@ -52,8 +53,10 @@ def recorded(
     probed: tuple[tuple[int, int, int], ...] = PROBED,
     *,
     rates: Sequence[tuple[float, Source]] = (),
+    of_four: Sequence[tuple[float, Source]] = (),
 ) -> Run:
-    """A run of the fake server, archived as a sweep would; 16 rows on one thread at these rates come last."""
+    """A run of the fake server, archived as a sweep would; 16 rows on one thread at `rates` come last, and 4 rows on
+    one thread at those `of_four`."""
     clock = FakeClock()
     target = FakeTarget(clock, LAW)
     bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
@@ -71,15 +74,16 @@ def recorded(
         )
         for number, (size, threads, clients) in enumerate(probed, 1)
     ]
-    plans += [
-        replace(
-            plans[2],
-            number=number,
-            seed=number,
-            request=replace(plans[2].request, source=source, concurrency=None, rate_rps=rate_rps),
-        )
-        for number, (rate_rps, source) in enumerate(rates, len(plans) + 1)
-    ]
+    for at, asked in ((2, rates), (1, of_four)):
+        plans += [
+            replace(
+                plans[at],
+                number=number,
+                seed=number,
+                request=replace(plans[at].request, source=source, concurrency=None, rate_rps=rate_rps),
+            )
+            for number, (rate_rps, source) in enumerate(asked, len(plans) + 1)
+        ]
     for plan in plans:
         run.append(bench.run(plan).trial, None)
     return run
@@ -256,6 +260,21 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert "Measured: one replica met the SLO at 4,000/s; its capacity is below 6,500/s." in " ".join(
         text.split()
     )
+
+
+def test_a_plan_is_for_the_configuration_that_is_recommended_for_its_slo(ask: Ask, tmp_path: Path) -> None:
+    """At 4,000/s p95 of 16 rows is above 5 ms, at 300/s that of 4 rows is not."""
+    load = {"arrivals": "poisson", "warm_up": "200ms", "duration": "2s"}
+    scenario = scenario_of(objective="capacity", load=load)
+    run = recorded(tmp_path / "results", scenario, rates=RATES, of_four=((300.0, "confirm"),) * 3)
+    labels = []
+    for limit in ("50ms", "5ms"):
+        words = ("plan", "--rate", "2k/s", "--slo-p95", limit, "--json")
+        _, out, _ = ask(*words, root=tmp_path / "results")
+        slo = SloSpec.model_validate({"p95": limit})
+        labels.append(recommend(run.ledger(), scenario=scenario, slo=slo).configuration.label())
+        assert json.loads(out)["label"] == labels[-1]
+    assert len(set(labels)) == 2
 
 
 @pytest.mark.parametrize("slower", [0.2, 5.0])

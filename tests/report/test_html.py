@@ -166,11 +166,13 @@ def test_an_answer_that_is_not_established_is_amber_where_it_says_what_to_deploy
     assert "Confirmed" not in first_screen
     step, deploy = (
         re.sub("<.*?>", "", code)
-        for code in re.findall(r'<div class="command">.*?<code>(.*?)</code>', first_screen)
+        for code in re.findall(r'<div class="command">.*?<code>(.*?)</code>', first_screen, flags=re.DOTALL)
     )
     assert step.startswith("batchtune sweep ")
     assert " --resume " in step
-    assert deploy.startswith("batchtune-model-server ")
+    writing, serving = deploy.splitlines()
+    assert re.fullmatch(r"batchtune recommend \S+ --write FILE", writing)
+    assert serving.startswith("batchtune-model-server ")
 
 
 def test_missed_points_stand_in_the_legend(tmp_path):

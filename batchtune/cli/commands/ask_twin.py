@@ -20,16 +20,11 @@ from batchtune.batching.parameters import (
     to_dict,
 )
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
-from batchtune.cli.arguments.load_request import points_of
+from batchtune.cli.arguments.load_request import points_of, rates_rps, refuse_range
 from batchtune.cli.arguments.overrides import in_place_of, of_option, promised
+from batchtune.cli.commands.run_recommend import NO_ANSWER
 from batchtune.cli.session import asked_run, kept_trials
-from batchtune.errors import (
-    InconclusiveError,
-    NoFeasibleConfigurationError,
-    TargetError,
-    TwinError,
-    UsageError,
-)
+from batchtune.errors import InconclusiveError, TwinError, UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.plain_values import as_text, to_plain
 from batchtune.report.findings import print_json, worded
@@ -45,7 +40,7 @@ from batchtune.twin.replicas import Failing, MeasuredRates, Replicas, held_to, l
 from batchtune.twin.simulator.simulate import Routing, batcher_of, left_out
 from batchtune.twin.traffic import Traffic, lengths_of, traffic_of
 from batchtune.twin.twin import Twin
-from batchtune.units import counted, parse_rate_rps, parse_ratio
+from batchtune.units import counted, parse_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +65,19 @@ class Calibrated:
         None where no run says, where only closed loops do and none missed, and where the load's rate changes
         over time.
         """
-        if traffic_of(self.scenario).changes:
-            return None
         capacity = capacity_of(configuration, self.trials, scenario=self.scenario, slo=slo)
-        if capacity is None:
+        if capacity is None or traffic_of(self.scenario).changes:
             return None
-        if capacity.by_loops and not (capacity.missed_rps or 0.0) > capacity.held_rps:
-            return None
-        if capacity.by_loops:  # what they kept is no rate that was held
-            return MeasuredRates(held_rps=0.0, missed_rps=capacity.missed_rps)
-        return MeasuredRates(
-            held_rps=capacity.held_rps, missed_rps=capacity.missed_rps, is_share=capacity.is_share
-        )
+        held_rps, missed_rps = capacity.held_rps, capacity.missed_rps
+        if not capacity.by_loops:
+            return MeasuredRates(held_rps=held_rps, missed_rps=missed_rps, is_share=capacity.is_share)
+        says_missed = (missed_rps or 0.0) > held_rps  # what loops kept is no rate that was held
+        return MeasuredRates(held_rps=0.0, missed_rps=missed_rps) if says_missed else None
 
 
-def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:
-    """Calibrate the twin from the trials of a run.
+def calibrated_run(run: Run, *, quiet: bool, slo: SloSpec | None = None) -> Calibrated:
+    """Calibrate the twin from the trials of a run; its `base` is what `recommend` chooses for `slo` (None: the
+    scenario's), else what it chooses for the scenario's.
 
     Raises:
         TwinError: no trial can be used, or the run is of a kind that the twin does not know; the hint says
@@ -122,7 +114,7 @@ def calibrated_run(run: Run, *, quiet: bool) -> Calibrated:
                 if trial.measurement
             ]
         )
-    chosen = _recommended(trials, scenario)
+    chosen = _recommended(trials, scenario, slo) or _recommended(trials, scenario)
     base, base_name = scenario.configuration({}), "the scenario's own configuration"
     if chosen is not None:
         base, base_name = chosen.configuration, "the recommended configuration"
@@ -197,14 +189,16 @@ def asked_configurations(
     return list(dict.fromkeys(configurations))
 
 
-def _recommended(trials: Sequence[Trial], scenario: Scenario) -> Recommendation | None:
-    """Return what the trials recommend; None for a comparison, a load test, or a run without a
-    recommendation."""
+def _recommended(
+    trials: Sequence[Trial], scenario: Scenario, slo: SloSpec | None = None
+) -> Recommendation | None:
+    """Return what the trials recommend for `slo` (None: the scenario's); None for a comparison, a load test, or a run
+    without a recommendation."""
     if any(trial.source in ("variant", "load") for trial in trials):
         return None
     try:
-        return recommend(trials, scenario=scenario)
-    except (NoFeasibleConfigurationError, InconclusiveError, TargetError):
+        return recommend(trials, scenario=scenario, slo=slo)
+    except NO_ANSWER:
         return None
 
 
@@ -361,8 +355,7 @@ def run_simulate(
             for point in _points(calibrated, configuration, traffics)
         ]
     if json:
-        document = {**_document(calibrated, points), "notes": notes}
-        print_json(document)
+        print_json({**_document(calibrated, points), "notes": notes})
     else:
         print_simulations(
             points, calibrated.twin, base=calibrated.base_name, run=calibrated.run.path, notes=notes
@@ -419,24 +412,15 @@ def _traffics(
     traffics = [traffic_of(scenario, rate_rps=rate_rps, concurrency=clients) for rate_rps, clients in loads]
     own = traffics[0]
     if own.clients is None and own.rate_rps is None and scenario.load.rate_is_missing():
+        capacity = capacity_of(calibrated.base, calibrated.trials, scenario=scenario)
+        if capacity is None or not capacity.held_rps > 0.0:
+            raise UsageError(
+                "the scenario names no rate, and the run found no capacity to start from",
+                hint="give --rate 500, or --rate 100:1k:100",
+            )
         note = f"The rate is the capacity that the run found for {calibrated.base_name}; --rate asks for another."
-        return [own.at(_capacity_rps(calibrated))], [note]
+        return [own.at(capacity.held_rps)], [note]
     return traffics, []
-
-
-def _capacity_rps(calibrated: Calibrated) -> float:
-    """Return the capacity, requests/s, that the run found for the base configuration.
-
-    Raises:
-        UsageError: it found none.
-    """
-    capacity = capacity_of(calibrated.base, calibrated.trials, scenario=calibrated.scenario)
-    if capacity is None or not capacity.held_rps > 0.0:
-        raise UsageError(
-            "the scenario names no rate, and the run found no capacity to start from",
-            hint="give --rate 500, or --rate 100:1k:100",
-        )
-    return capacity.held_rps
 
 
 def _document(calibrated: Calibrated, points: list[Simulated]) -> dict[str, Any]:
@@ -514,12 +498,17 @@ def run_plan(
         UsageError: no rate, no latency limit, or options that cannot be parsed.
         ArchiveError, TwinError: as `asked_run` and `calibrated_run`.
     """
-    rate_rps, down = _rate_rps(rate), failing_of(failing)
+    if rate is None:
+        raise UsageError("a plan needs a rate", hint="write --rate 10000, or 10k/s")
+    refuse_range(rate=rate, concurrency=None)
+    (rate_rps,), down = rates_rps(rate), failing_of(failing)
     promises, run = promised(limits), asked_run(path, results=results)
     choices = asked_values(settings, words=run.scenario().target.words)
-    calibrated = calibrated_run(run, quiet=quiet)
+    slo = in_place_of(run.scenario(), promises)
+    if not slo.limits():
+        raise UsageError("the scenario has no latency limit", hint="give --slo-p95 20ms")
+    calibrated = calibrated_run(run, quiet=quiet, slo=slo)
     scenario = calibrated.scenario
-    slo = _promise(promises, scenario)
     by_length = calibrated.scenario.target.runs == "bundled"
     configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     if len(configurations) != 1:
@@ -557,25 +546,3 @@ def run_plan(
         print("warning: no run with these parameters met the limits: sweep with them", file=sys.stderr)
         return InconclusiveError.exit_code
     return code
-
-
-def _rate_rps(rate: str | None) -> float:
-    if rate is None:
-        raise UsageError("a plan needs a rate", hint="write --rate 10000, or 10k/s")
-    with of_option("--rate", hint="write --rate 10000, or 10k/s"):
-        rate_rps = parse_rate_rps(rate)
-    if rate_rps <= 0.0:
-        raise UsageError(f"--rate: {rate!r} is not above 0", hint="write --rate 10000, or 10k/s")
-    return rate_rps
-
-
-def _promise(promises: SloSpec | None, scenario: Scenario) -> SloSpec:
-    """Return the scenario's SLO with the --slo-… options in its place.
-
-    Raises:
-        UsageError: it has no latency limit.
-    """
-    slo = in_place_of(scenario, promises)
-    if not slo.limits():
-        raise UsageError("the scenario has no latency limit", hint="give --slo-p95 20ms")
-    return slo

@@ -9,8 +9,7 @@ from pathlib import Path
 from batchtune.archive.listing import kind_by_trials, runs_under
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
-from batchtune.cli.commands.run_recommend import parameters_file, to_establish
-from batchtune.cli.deployment import deployment
+from batchtune.cli.commands.run_recommend import deploying, to_establish
 from batchtune.cli.session import asked_run
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.html.check_page import check_document
@@ -121,9 +120,7 @@ def _of_sweep(run: Run) -> Report:
     chosen, command = account.chosen, None
     if chosen is not None:
         again = f"batchtune recommend {shlex.quote(str(run.path))}"
-        file = parameters_file(run, None, chosen)
-        if not chosen.lost_server:
-            command = deployment(chosen.configuration, account.scenario, file, recommend=again)
+        command = deploying(run, chosen, account.scenario, recommend=again)
     is_settled = account.missed or not account.trials if chosen is None else chosen.established
     step = None if is_settled else to_establish(run, account.scenario, account.trials)
     return sweep_document(account, deployment=command, step=step)

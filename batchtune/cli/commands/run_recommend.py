@@ -41,12 +41,13 @@ from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
 from batchtune.units import format_duration
 
-_NO_ANSWER: Final = (
+NO_ANSWER: Final = (
     NoFeasibleConfigurationError,
     InconclusiveError,
     MeasurementInvalidError,
     TargetError,
 )
+"""Errors that say why there is no recommendation."""
 
 
 def run_recommend(
@@ -95,7 +96,7 @@ def run_recommend(
             dialect=dialect,
             named=path is not None and run.path == path,
         )
-    except _NO_ANSWER as error:
+    except NO_ANSWER as error:
         raise type(error)(f"{run.path}: {error.message}", hint=error.hint) from error
 
 
@@ -129,7 +130,7 @@ def conclude(
     """
     try:
         chosen = _recommended(run, scenario, trials, slo)
-    except _NO_ANSWER as error:
+    except NO_ANSWER as error:
         step = _way_on(error, run, scenario, trials, asked=None if slo == scenario.slo else slo)
         if json:
             ending = {"error": error.message, "hint": error.hint, "to_establish": step}
@@ -150,11 +151,12 @@ def conclude(
     own = slo is None or slo == scenario.slo
     if own and (swept or not (run.path / RECOMMENDATION).is_file()):
         _keep(run, chosen)
+    asked = None if own else slo
+    again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
     if dialect == "docker":
-        text = _docker_run(run, chosen, scenario)
+        text = _docker_run(run, chosen, scenario, again)
     if write is not None:
         _write(write, text, beside=server_files(write, chosen, scenario.target.models))
-    asked = None if own else slo
     longer = to_establish(run, scenario, trials, asked=asked)
     step = None if chosen.established else longer
     offer = longer if chosen.established and chosen.may_find_more else None
@@ -163,11 +165,9 @@ def conclude(
         print_json(document)
     else:
         shown = dialect == own_dialect or write is not None
-        file = parameters_file(run, write if dialect == own_dialect else None, chosen)
-        again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
         command = None
-        if dialect == own_dialect and not chosen.lost_server:
-            command = deployment(chosen.configuration, scenario, file, recommend=again.rstrip())
+        if dialect == own_dialect:
+            command = deploying(run, chosen, scenario, written=write, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
         show = print_recommendation if why else partial(print_answer, why=f"{again}--why")
         with redirect_stdout(sys.stderr if dialect == "json" and not shown else sys.stdout):
@@ -177,12 +177,33 @@ def conclude(
     return 0 if chosen.established else InconclusiveError.exit_code
 
 
-def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario) -> str:
-    """Return the command that starts a container; how to build its image, where that is batchtune's own, goes
-    to stderr."""
+def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario, again: str) -> str:
+    """Return the command that starts a container; how to build its image, where that is batchtune's own, and how to
+    write its file of parameters (`again --write FILE`), where there is none yet, go to stderr."""
     if built_by := build_command(chosen.configuration, scenario):
         print(f"note: in a clone of batchtune, `{built_by}` builds the image", file=sys.stderr)
-    return docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
+    command = docker_command(chosen.configuration, scenario, parameters_file(run, None, chosen))
+    if "source=FILE," in command:
+        print(f"note: `{again}--write FILE` writes FILE", file=sys.stderr)
+    return command
+
+
+def deploying(
+    run: Run, chosen: Recommendation, scenario: Scenario, *, recommend: str, written: Path | None = None
+) -> str | None:
+    """Return the command that deploys what was chosen; where no file has its parameters yet, the command `recommend`
+    comes first, in a line of its own, and writes one. None where the server ended during the sweep.
+
+    `written`: the file that the parameters were written to, None: none.
+    """
+    if chosen.lost_server:
+        return None
+    file = parameters_file(run, written, chosen)
+    command = deployment(chosen.configuration, scenario, file, recommend=recommend)
+    writes_none = scenario.target.kind != "command" and file == Path("FILE")
+    if writes_none and {"FILE", "--batching_parameters_file=FILE"} & {*command.split()}:
+        return f"{recommend} --write FILE\n{command}"
+    return command
 
 
 def _recommended(

@@ -220,8 +220,9 @@ load: {LOAD}
     ("load", "objective"),
     [("arrivals: closed, concurrency: 4", "throughput"), ("arrivals: poisson, rate: 40/s", "latency")],
 )
-def test_a_load_needs_no_objective(tmp_path: Path, load: str, objective: str) -> None:
-    assert asked(tmp_path, HTTP.replace("LOAD", load))[1].scenario.objective == objective
+@pytest.mark.parametrize("named", ["", "objective: capacity\n"])
+def test_a_load_needs_no_objective_and_no_slo(tmp_path: Path, load: str, objective: str, named: str) -> None:
+    assert asked(tmp_path, HTTP.replace("LOAD", load) + named)[1].scenario.objective == objective
 
 
 def test_the_option_rest_is_refused_for_a_server_with_requests_of_its_own(tmp_path: Path) -> None:
@@ -236,8 +237,9 @@ def test_the_option_rest_is_refused_for_a_server_with_requests_of_its_own(tmp_pa
 
 def test_a_rate_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     text = OPEN.replace("rate: 300, LOAD", "arrivals: poisson").replace("latency", "capacity")
-    with pytest.raises(UsageError, match="names no rate"):
-        asked(tmp_path, text)
+    for own in (text, text.replace("slo: {p95: 30ms}\n", "")):
+        with pytest.raises(UsageError, match="names no rate"):
+            asked(tmp_path, own)
 
 
 @pytest.mark.parametrize(

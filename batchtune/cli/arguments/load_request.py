@@ -218,17 +218,18 @@ def question_of(wanted: LoadRequest) -> Question:
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
     loop = loop_overrides(section_of(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
-    if "objective" not in asked and not loop:
-        is_closed = section_of(asked, "load").get("arrivals") == "closed"
-        loop = ["objective=throughput" if is_closed else "objective=latency"]
+    if not loop and asked.get("objective", "capacity") == "capacity":  # which a load does not search
+        own = section_of(asked, "load")
+        has_rate = own.get("rate") or own.get("arrivals") in ("closed", "ramp", "steps", "trace")
+        if "objective" in asked and not has_rate and not section_of(asked, "target").get("models"):
+            raise UsageError(
+                "the scenario names no rate: it asks for the highest one",
+                hint="give --rate 500, or --rate 100:1k:100",
+            )
+        loop = [f"objective={'throughput' if own.get('arrivals') == 'closed' else 'latency'}"]
     chosen = "protocol" in section_of(asked, "request") or section_of(asked, "target").get("kind") != "triton"
     protocol, notes = _protocol(wanted, section_of(asked, "request")) if chosen else ([], ())
     scenario = asked_scenario(wanted.scenario, [*overrides, *loop, *protocol])
-    if scenario.load.rate_is_missing() and not scenario.target.models:
-        raise UsageError(
-            "the scenario names no rate: it asks for the highest one",
-            hint="give --rate 500, or --rate 100:1k:100",
-        )
     if wanted.rate is not None:
         _refuse_rate_of_an_instant(scenario)
     scenario = _with_time_for_all(scenario)

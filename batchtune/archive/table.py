@@ -37,6 +37,7 @@ _FIGURES: Final = (
     "send_lag_p99_ms",
     "client_cpu_ratio",
     "verdict",
+    "decision",
     "caveats",
     "emulated",
 )
@@ -57,7 +58,8 @@ TRIAL_COLUMNS: Final = (
 
 `batching` is False without batching; a parameter that a trial left to the server has no value. `_low` and
 `_high` are the ends of the 95 % interval of that one run. `objective` is in requests/s; under objective
-latency it is p95 in seconds. `caveats` are codes, divided by spaces.
+latency it is p95 in seconds. `caveats` are codes, divided by spaces. `decision`: the verdict, where that is NOISY or
+INVALID what it would be without that caveat (unknown in older runs).
 """
 
 COMPANY_COLUMNS: Final = ("model", "load", "load_kind", "factor")
@@ -184,17 +186,11 @@ def _trial_row(trial: Trial, whole: Trial) -> dict[str, Any]:
         row |= {"model": trial.model, "load": whole.number, "load_kind": load_kind}
         row |= {"factor": whole.request.scale}
     row |= {"configuration": configuration.label(), "batching": batching is not None if known else None}
-    row |= {} if batching is None else _parameters(to_dict(batching))
+    for name, value in ({} if batching is None else to_dict(batching)).items():
+        row[name] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
     row |= {f"--{name}": value for name, value in configuration.flags}
     row |= _bounded("objective", trial.objective, 1.0)
     return row if trial.measurement is None else row | figures_of_run(trial.measurement)
-
-
-def _parameters(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-        for name, value in values.items()
-    }
 
 
 def figures_of_run(measured: Measurement) -> dict[str, Any]:
@@ -224,6 +220,7 @@ def figures_of_run(measured: Measurement) -> dict[str, Any]:
         "send_lag_p99_ms": measured.send_lag_p99_s * 1e3,
         "client_cpu_ratio": measured.client_cpu_ratio,
         "verdict": measured.verdict,
+        "decision": measured.decision or measured.verdict,
         "caveats": " ".join(noted.code for noted in measured.caveats),
         "emulated": server is not None and server.emulated,
     }

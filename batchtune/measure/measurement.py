@@ -147,30 +147,33 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
     )
 
 
-def judge(run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...]) -> tuple[Verdict, Coded]:
-    """Return (verdict, reason) of a run under `slo`; `distrust`: the run's caveats.
+def judge(
+    run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...]
+) -> tuple[Verdict, Coded, Decision | None]:
+    """Return (verdict, reason, decision) of a run under `slo`; `distrust`: the run's caveats.
 
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: neither
     is shown, or no request was due in the window. The error ratio is compared as it was seen, without
     allowing for chance (measurement.md 2.5 d). A caveat on the host turns either verdict into NOISY, one on
     the client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower. Nor does
-    a late client excuse a FAIL that holds when its own lag is subtracted.
+    a late client excuse a FAIL that holds when its own lag is subtracted. `decision`: what such a verdict would be
+    without its caveat, None for any other.
     """
     if not len(run.due_ns):
-        return "UNSURE", coded("none_measured")
+        return "UNSURE", coded("none_measured"), None
     decision, reason = _decide(run, slo)
     closed = run.samples.concurrency is not None
     noise = next((caveat for caveat in distrust if caveat.code in HOST_CODES), None)
     blame = next((caveat for caveat in distrust if caveat.code in CLIENT_CODES), None)
     if (noise is None and blame is None) or (decision == "PASS" and not closed):
-        return decision, reason
+        return decision, reason, None
     if noise is not None:
-        return "NOISY", coded("text", text=noise)
+        return "NOISY", coded("text", text=noise), decision
     if decision == "FAIL" and not has_short_client(distrust):
         lag_s = own_lag_ns(run.samples)[run.counted] / 1e9
         if _decide(replace(run, lag_s=lag_s), slo)[0] == "FAIL":
-            return "FAIL", coded("not_by_lag", counted=reason)
-    return "INVALID", coded("text", text=blame)
+            return "FAIL", coded("not_by_lag", counted=reason), None
+    return "INVALID", coded("text", text=blame), decision
 
 
 def _decide(requests: CountedRequests, slo: SloSpec) -> tuple[Decision, Coded]:
@@ -322,6 +325,9 @@ class Measurement:
     # None: without an SLO.
     verdict: Verdict | None = None
     verdict_reason: Coded = field(default=as_text(""))
+    # Where the verdict is NOISY or INVALID, what it would be by the same figures without that caveat; None: any other
+    # verdict, or an older file.
+    decision: Decision | None = None
     caveats: tuple[Coded, ...] = field(default=())
     # Figures by replica, where requests went to several.
     endpoints: tuple[EndpointFigures, ...] = ()
@@ -407,7 +413,7 @@ def measure(
         *notes,
     )
     endpoints = endpoint_figures(samples, window)
-    verdict, reason = (None, as_text("")) if slo is None else judge(run, slo, noted)
+    verdict, reason, decision = (None, as_text(""), None) if slo is None else judge(run, slo, noted)
     distrust = (*noted, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
     return Measurement(
         requests=one_in * len(run.due_ns),
@@ -430,6 +436,7 @@ def measure(
         server=activity,
         verdict=verdict,
         verdict_reason=reason,
+        decision=decision,
         caveats=distrust,
         endpoints=endpoints,
         tokens=tokens,

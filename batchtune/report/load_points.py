@@ -47,7 +47,7 @@ _FIGURES: Final[Mapping[str, tuple[Touches | None, Callable[[Measurement], str]]
     ),
     "queue ms": ("server", lambda measured: rounded(figures_of_run(measured)["queue_ms"])),
     "compute ms": ("server", lambda measured: rounded(figures_of_run(measured)["compute_ms"])),
-    "SLO": (None, lambda measured: measured.verdict or "–"),
+    "SLO": (None, lambda measured: " ".join(filter(None, (measured.decision, measured.verdict))) or "–"),
 }
 """Heading -> (kind of caveats that touch the figure, None: none does; text of the figure of one run).
 
@@ -98,7 +98,7 @@ _CSV_COLUMNS: Final = {
         for name in ("goodput_ratio", "output_tokens_per_s", "prompt_tokens_mean", "output_tokens_mean")
     },
     **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
-    **{name: name for name in ("send_lag_p99_ms", "verdict")},
+    **{name: name for name in ("send_lag_p99_ms", "verdict", "decision")},
 }
 """Column of --csv -> column of the table of trials; those of streams are left out without streams."""
 

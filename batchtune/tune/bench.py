@@ -319,7 +319,8 @@ class Bench:
         if beside:
             measurement = replace(measurement, server=None)  # it counts all models together
         if failure is not None:  # whatever else was wrong with client or host
-            measurement = replace(measurement, verdict="FAIL", verdict_reason=as_text(failure))
+            reason = as_text(failure)
+            measurement = replace(measurement, verdict="FAIL", verdict_reason=reason, decision=None)
         return replace(
             trial,
             state="complete" if failure is None else "failed",

@@ -6,22 +6,32 @@ import io
 import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batchtune.archive.listing import runs_under
+from batchtune.archive.table import trial_table
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.check_text import print_history
 from batchtune.report.comparison import print_comparison, print_noise
-from batchtune.report.load_points import print_points
+from batchtune.report.load_points import figure_cells, print_points
 from batchtune.report.run_tables import brief_labels, print_runs, print_trials
 from batchtune.report.tables import aligned, latency, print_rows, rows_that_fit
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
 from tests.cli.in_process import answered
-from tests.report.pages import Terminal, compared_run, loaded_run, quickstart_run, rising_rates, two_arms_run
+from tests.report.pages import (
+    Terminal,
+    compared_run,
+    load_trial,
+    loaded_run,
+    quickstart_run,
+    rising_rates,
+    two_arms_run,
+)
 from tests.tune.answer.ledgers import SCENARIO
 
 GATES = ("throughput", "p50", "p95", "p99", "errors", "cpu", "gpu", "memory", "gpu_memory", "startup")
@@ -45,6 +55,21 @@ def test_no_table_is_cut_off_however_long_its_rows():
     text = "\n".join(of_rows([["configuration", "p95 ms"], ["x" * 300, "5.47 [4.56, 6.71]"]]))
     assert "x" * 300 in text
     assert "5.47 [4.56, 6.71]" in text
+
+
+def test_a_noisy_trial_shows_its_verdict_with_the_noise_behind_it():
+    """In an older run, that has no verdict but NOISY, that alone."""
+    noisy = load_trial(1, clients=4, throughput=100.0, verdict="NOISY")
+    known = replace(noisy, measurement=replace(noisy.measurement, decision="FAIL"))
+    table = trial_table([known, noisy, load_trial(3, clients=4, throughput=100.0, verdict="PASS")])
+    assert table["verdict"] == ["NOISY", "NOISY", "PASS"]
+    assert table["decision"] == ["FAIL", "NOISY", "PASS"]
+    stream = io.StringIO()
+    with redirect_stdout(stream):
+        print_trials(table, sort=None, output="table")
+    shown = [line.rpartition("  ")[2].strip() for line in stream.getvalue().splitlines()[2:5]]
+    assert shown == ["FAIL NOISY", "NOISY", "PASS"]
+    assert figure_cells(known.measurement, ["SLO"]) == ["FAIL NOISY"]
 
 
 def test_a_narrow_terminal_loses_the_least_wanted_columns_first_and_no_digit():

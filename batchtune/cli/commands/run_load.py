@@ -314,9 +314,11 @@ def without_empty_verdict(finished: FinishedTrial, scenario: Scenario) -> Finish
 
 def _unjudged(trial: Trial, scenario: Scenario) -> Trial:
     measured = trial.measurement
-    if measured is None or scenario.slo.promises or measured.verdict not in ("PASS", "FAIL", "UNSURE"):
+    if measured is None or scenario.slo.promises:
         return trial
-    return replace(trial, measurement=replace(measured, verdict=None, verdict_reason=as_text("")))
+    if measured.verdict in ("PASS", "FAIL", "UNSURE"):
+        measured = replace(measured, verdict=None, verdict_reason=as_text(""))
+    return replace(trial, measurement=replace(measured, decision=None))
 
 
 def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:

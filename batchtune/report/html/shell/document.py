@@ -100,7 +100,7 @@ def _row(trial: Trial, scenario: Scenario) -> list[str]:
         measured_load(measured),
         *figure_cells(measured, COLUMNS[4:12]),
         limit_word(trial_bottleneck(trial, scenario)),
-        measured.verdict or "–",
+        *figure_cells(measured, ["SLO"]),
         ", ".join(caveat.code.replace("_", " ") for caveat in measured.caveats) or "–",
         trial.reason,
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,9 @@ PREDICT_METHOD = "tensorflow/serving/predict"
 Tensors = Mapping[str, NDArray[Any]]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 Prepare = Callable[[Sequence[int], int | None], None]
-
-
-class Runner(Protocol):
-    """Runs batches; may have `empty(shape, dtype)`, which allocates the memory to gather a batch in."""
-
-    def __call__(self, inputs: Tensors) -> Tensors:
-        """Return all outputs of the signature, given all inputs; on a batch thread; raises StatusError."""
+Runner = Callable[[Tensors], Tensors]
+"""Returns all outputs of a signature, given all inputs of a batch; called on batch threads; raises StatusError. It may
+have `empty(shape, dtype)`, which allocates the memory to gather a batch in."""
 
 
 def _nothing_to_close() -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
     for name in signatures:
         tensors = _tensor_names(definitions[name])
         if tensors not in runs:
-            runs[tensors] = _SignatureRun(session, *tensors, op_error=tf.errors.OpError)
+            runs[tensors] = _runner(session, *tensors, op_error=tf.errors.OpError)
         by_name[name] = runs[tensors]
     return LoadedModel(
         signatures=signatures,
@@ -103,44 +103,39 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
     )
 
 
-class _SignatureRun:
-    """A prepared call of one signature; inputs, outputs: (name in the signature, tensor in the graph)."""
+def _runner(
+    session: Any,
+    inputs: tuple[tuple[str, str], ...],
+    outputs: tuple[tuple[str, str], ...],
+    *,
+    op_error: Any,
+) -> Runner:
+    """Prepare the call of one signature; inputs, outputs: (name in the signature, tensor in the graph).
 
-    def __init__(
-        self,
-        session: Any,
-        inputs: tuple[tuple[str, str], ...],
-        outputs: tuple[tuple[str, str], ...],
-        *,
-        op_error: type[Exception],
-    ) -> None:
-        from tensorflow.core.protobuf.config_pb2 import CallableOptions
+    The function returned raises StatusError with TensorFlow's own code and message, of which `op_error` is the class.
+    """
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
-        self._input_names = tuple(name for name, _ in inputs)
-        self._output_names = tuple(name for name, _ in outputs)
-        self._op_error: Any = op_error
-        options = CallableOptions()
-        # A tensor may stand behind two names, but can be fed and fetched only once.
-        fetched = dict.fromkeys(tensor for _, tensor in outputs)
-        options.feed.extend(tensor for _, tensor in inputs)
-        options.fetch.extend(fetched)
-        order = list(fetched)
-        self._positions = tuple(order.index(tensor) for _, tensor in outputs)
-        self._call = session._make_callable_from_options(options)
+    options = CallableOptions()
+    # A tensor may stand behind two names, but can be fed and fetched only once.
+    order = list(dict.fromkeys(tensor for _, tensor in outputs))
+    options.feed.extend(tensor for _, tensor in inputs)
+    options.fetch.extend(order)
+    call = session._make_callable_from_options(options)
+    input_names = tuple(name for name, _ in inputs)
+    positions = {name: order.index(tensor) for name, tensor in outputs}
 
-    def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
-        """Return the outputs of a batch; raises StatusError with TensorFlow's own code and message."""
+    def run(given: Tensors) -> Tensors:
         try:
-            fetched = self._call(*(inputs[name] for name in self._input_names))
-        except self._op_error as error:
+            fetched = call(*(given[name] for name in input_names))
+        except op_error as error:
             code = GRPC_NAMES.get(error.error_code, "UNKNOWN")
             raise StatusError(code, error.message) from error
         except (RuntimeError, TypeError, ValueError) as error:  # numpy array to tensor
             raise StatusError("INVALID_ARGUMENT", str(error)) from error
-        return {
-            name: fetched[position]
-            for name, position in zip(self._output_names, self._positions, strict=True)
-        }
+        return {name: fetched[position] for name, position in positions.items()}
+
+    return run
 
 
 def _import_tensorflow(path: Path, options: BackendOptions) -> Any:

@@ -229,8 +229,8 @@ class BatchingSession:
 
     runner: runs a batch of merged inputs. deliver: called with the completions of a batch, on any thread.
     length_padding: what fills inputs of different lengths. retrier: schedules a request again while the queue
-    is full; None: such a request fails at once. Raises StatusError INVALID_ARGUMENT for options that break a
-    rule.
+    is full; None: such a request fails at once. bucket: name under which batches are recorded, set by who has
+    several sessions for one signature. Raises StatusError INVALID_ARGUMENT for options that break a rule.
     """
 
     def __init__(
@@ -246,6 +246,7 @@ class BatchingSession:
         retrier: BatchSchedulerRetrier | None = None,
     ) -> None:
         options.validate(sizes=True)
+        self.bucket = ""
         self._signature = signature
         self._inputs = SignatureInputs(signature)
         only = signature.inputs[0] if len(signature.inputs) == 1 else None
@@ -435,6 +436,7 @@ class BatchingSession:
                     execution_micros=execution_micros,
                     sent_elements=sent,
                     padding_elements=padding,
+                    bucket=self.bucket,
                 )
             )
         return checked_outputs(results, self._output_names, padded_rows)

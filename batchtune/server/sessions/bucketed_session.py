@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from batchtune.batching.parameters import BUCKETS_PAY_FROM, boundaries_for, rounded_up
 from batchtune.server.backends.model import Tensors
 from batchtune.server.log import say
-from batchtune.server.sessions.batched import BatchingSession, BatchObserver, BatchRecord, Done, Request
+from batchtune.server.sessions.batched import BatchingSession, Done, Request
 from batchtune.wire.signature import Signature, TensorSpec
 
 FIRST_REQUESTS: Final = 256
@@ -85,11 +84,11 @@ class LengthBuckets:
     """A BatchingSession for each range of lengths, behind the interface of one session.
 
     boundaries: ascending; (): one bucket for all lengths. open_axes: input -> dimensions that count as its
-    length, as `open_axes_of` returns. open_session: makes the session of a bucket for its observer, which
-    records batches under the bucket's name: its boundary, ">" and the last boundary for longer ones, "" for
-    all lengths. window: where given, boundaries are chosen anew from the lengths that it counts: later
-    requests have new queues, those that wait in the old queues are answered there. settle: blocks until no
-    request is being retried.
+    length, as `open_axes_of` returns. open_session: makes the session of a bucket, which records batches
+    under the bucket's name: its boundary, ">" and the last boundary for longer ones, "" for all lengths.
+    window: where given, boundaries are chosen anew from the lengths that it counts: later requests have new
+    queues, those that wait in the old queues are answered there. settle: blocks until no request is being
+    retried.
     """
 
     def __init__(
@@ -97,8 +96,7 @@ class LengthBuckets:
         boundaries: tuple[int, ...],
         open_axes: OpenAxes,
         *,
-        observer: BatchObserver,
-        open_session: Callable[[BatchObserver], BatchingSession],
+        open_session: Callable[[], BatchingSession],
         name: str = "",
         window: LengthWindow | None = None,
         settle: Callable[[], None] = lambda: None,
@@ -106,11 +104,10 @@ class LengthBuckets:
         self.name = name
         self.boundaries = boundaries
         self._open_axes = tuple(open_axes.items())
-        self._observer = observer
-        self._open_session: Callable[[BatchObserver], BatchingSession] | None = open_session
+        self._open_session: Callable[[], BatchingSession] | None = open_session
         self._window = window
         self._settle = settle
-        self._sessions = self._opened(boundaries, open_session)
+        self._sessions = _opened(boundaries, open_session)
         self._left: list[BatchingSession] = []  # of earlier boundaries, until what they have is answered
         self._leaving: list[threading.Thread] = []
 
@@ -141,12 +138,6 @@ class LengthBuckets:
         depths = [session.queue_depth for session in (*self._sessions, *self._left)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
-    def _opened(
-        self, boundaries: tuple[int, ...], open_session: Callable[[BatchObserver], BatchingSession]
-    ) -> list[BatchingSession]:
-        names = [*map(str, boundaries), f">{boundaries[-1]}"] if boundaries else [""]
-        return [open_session(_OfBucket(self._observer, name)) for name in names]
-
     def _follow(self, rows_by_length: dict[int, int]) -> None:
         """Choose boundaries for these requests (length -> rows), and put them in force if they are better.
 
@@ -159,7 +150,7 @@ class LengthBuckets:
             rows_by_length, self.boundaries
         )
         self._left += self._sessions
-        old, self._sessions = self._sessions, self._opened(boundaries, self._open_session)
+        old, self._sessions = self._sessions, _opened(boundaries, self._open_session)
         self.boundaries = boundaries
         lengths = ",".join(map(str, boundaries)) or "none"
         text = (
@@ -207,13 +198,11 @@ def _open_axes(spec: TensorSpec) -> tuple[int, ...] | None:
     return tuple(axis for axis, size in enumerate(spec.shape) if axis and size is None)
 
 
-class _OfBucket:
-    """A BatchObserver that passes the batches of one bucket on with the bucket's name."""
-
-    def __init__(self, observer: BatchObserver, bucket: str) -> None:
-        self._observer = observer
-        self._bucket = bucket
-        self.on_rejected = observer.on_rejected
-
-    def on_batch(self, record: BatchRecord) -> None:
-        self._observer.on_batch(replace(record, bucket=self._bucket))
+def _opened(
+    boundaries: tuple[int, ...], open_session: Callable[[], BatchingSession]
+) -> list[BatchingSession]:
+    names = [*map(str, boundaries), f">{boundaries[-1]}"] if boundaries else [""]
+    sessions = [open_session() for _ in names]
+    for session, name in zip(sessions, names, strict=True):
+        session.bucket = name
+    return sessions

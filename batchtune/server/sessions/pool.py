@@ -244,25 +244,24 @@ class SessionPool:
         padded = parameters.pad_variable_length_inputs or bucketed
         zero = self.settings.zero_padding
 
-        def open_session(observer: BatchObserver) -> BatchingSession:
+        def open_session() -> BatchingSession:
             return BatchingSession(
                 signature=signature,
                 runner=run,
                 scheduler=scheduler,
                 options=_queue_options(parameters),
-                observer=observer,
+                observer=self._observer,
                 deliver=self._deliver,
                 length_padding=_length_padding(padded=padded, zero=zero),
                 retrier=self._retrier,
             )
 
         if not bucketed:
-            return open_session(self._observer)
+            return open_session()
         return LengthBuckets(
             () if boundaries == AUTO_BUCKETS else boundaries,
             axes,
             name=name,
-            observer=self._observer,
             open_session=open_session,
             window=LengthWindow() if boundaries == AUTO_BUCKETS else None,
             settle=self._wait_for_retries,

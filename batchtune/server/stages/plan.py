@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -18,7 +18,7 @@ from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner,
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics import Sums
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
-from batchtune.server.stages.model_code import ModelCode, rows_of, shape_fault
+from batchtune.server.stages.model_code import ModelCode, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name, object_array
 from batchtune.wire.status import StatusError
@@ -174,40 +174,25 @@ def _without_password(url: str) -> str:
 
 
 Named = dict[str, NDArray[Any]]
-
-
-class Stage(Protocol):
-    """A function of tensors by name that returns tensors by name."""
-
-    def __call__(self, inputs: Tensors, rows: int | None = None) -> Named:
-        """Return the stage's tensors by name, each of `rows` rows (None: as many as the first input).
-
-        Called on any thread; raises StatusError.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """A stage that looks up values, for example in a Redis store; `ask` returns the values of a batch of
-    keys."""
-
-    declared: LookupStage
-    ask: Stage
+Stage = Callable[[Tensors, int], Named]
+"""Returns tensors by name, each of so many rows, of tensors by name; called on any thread; raises StatusError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
     """The opened stages of one signature, each of which counts its calls; None: there is no such stage.
 
-    signature: inputs of requests and outputs of answers; device: the model's own signature. code: the files
-    of the model's folder; opened: closes what the stages hold open. use: where calls are counted, under
+    signature: inputs of requests and outputs of answers; device: the model's own signature. lookup: returns
+    the values of a batch of keys; declared_lookup: what stages.yaml says of it. code: the files of the
+    model's folder; opened: closes what the stages hold open. use: where calls are counted, under
     `model_name`. device_shapes: input of the model -> check of its shape.
     """
 
     signature: Signature
     device: Signature
     pre: Stage | None
-    lookup: Lookup | None
+    lookup: Stage | None
+    declared_lookup: LookupStage | None
     post: Stage | None
     code: ModelCode
     opened: ExitStack
@@ -215,13 +200,14 @@ class StagePlan:
     model_name: str
     device_shapes: Mapping[str, InputShape]
 
-    def keys_of(self, lookup: Lookup, tensors: Tensors) -> Named:
+    def keys_of(self, tensors: Tensors) -> Named:
         """Return those of `tensors` that are inputs of the lookup.
 
         Raises:
             StatusError: INTERNAL where one is missing or has another dtype.
         """
-        return self._of(lookup.declared.inputs, tensors, "the lookup")
+        keys = () if self.declared_lookup is None else self.declared_lookup.inputs
+        return self._of(keys, tensors, "the lookup")
 
     def for_device(self, tensors: Tensors) -> Named:
         """Return those of `tensors` that are inputs of the model.
@@ -294,8 +280,7 @@ def plan_of(
     code = ModelCode(declared.folder)
 
     def counted(name: str, run: Callable[[Tensors, int], Tensors]) -> Stage:
-        def stage(inputs: Tensors, rows: int | None = None) -> Named:
-            rows = rows_of(inputs) if rows is None else rows
+        def stage(inputs: Tensors, rows: int) -> Named:
             began_ns = time.monotonic_ns()
             try:
                 return dict(run(inputs, rows))
@@ -322,9 +307,7 @@ def plan_of(
             source = open_lookup(declared.lookup, code)
             if isinstance(source, RedisLookup):
                 opened.callback(source.close)
-            lookup = Lookup(
-                declared=declared.lookup, ask=counted("lookup", lambda inputs, _rows: source(inputs))
-            )
+            lookup = counted("lookup", lambda inputs, _rows: source(inputs))
         keys = () if declared.lookup is None else declared.lookup.inputs
         pre = opened_stage("pre", declared.pre, (), {spec.name for spec in (*device.inputs, *keys)})
         post = opened_stage(
@@ -336,6 +319,7 @@ def plan_of(
         device=device,
         pre=pre,
         lookup=lookup,
+        declared_lookup=declared.lookup,
         post=post,
         code=code,
         opened=kept,

@@ -37,8 +37,8 @@ from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.unbatched import outcome_before
 from batchtune.server.stages.model_code import RequestThreads, rows_of
-from batchtune.server.stages.plan import Lookup, Named, Stage, StagePlan, plan_of
-from batchtune.server.stages.stages_file import DeclaredStages
+from batchtune.server.stages.plan import Named, Stage, StagePlan, plan_of
+from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
 
@@ -182,7 +182,7 @@ def _unit(plan: StagePlan, run: Runner) -> Runner:
         rows = rows_of(inputs)
         tensors: Named = dict(inputs) if plan.pre is None else plan.pre(inputs, rows)
         if plan.lookup is not None:
-            tensors = {**tensors, **plan.lookup.ask(plan.keys_of(plan.lookup, tensors), rows)}
+            tensors = {**tensors, **plan.lookup(plan.keys_of(tensors), rows)}
         outputs = run(plan.for_device(tensors))
         return outputs if plan.post is None else plan.post(outputs, rows)
 
@@ -193,7 +193,7 @@ def _early(plan: StagePlan, run: Runner) -> EarlyRunner:
     """Return a runner of `pre` for each request by itself, then of the device part and `post` for the batch."""
 
     def prepare(inputs: Tensors) -> Tensors:
-        return inputs if plan.pre is None else plan.for_device(plan.pre(inputs))
+        return inputs if plan.pre is None else plan.for_device(plan.pre(inputs, rows_of(inputs)))
 
     def run_batch(inputs: Tensors) -> Tensors:
         outputs = run(inputs)
@@ -226,7 +226,11 @@ class StagedSession:
         self.threads = threads
         self.deliver = deliver
         self.device: Session | None = None
-        self.lookup = _LookupQueue(plan, plan.lookup, observer, deliver) if plan.lookup is not None else None
+        self.lookup = (
+            None
+            if plan.lookup is None or plan.declared_lookup is None
+            else _LookupQueue(plan, plan.lookup, plan.declared_lookup, observer, deliver)
+        )
         self._observer = observer
         self._inputs = SignatureInputs(plan.signature)
         self._unanswered = 0
@@ -396,12 +400,21 @@ class _StagedRequest:
 
 
 class _LookupQueue:
-    """A batching session of lookups, with batch threads of its own."""
+    """A batching session of lookups, with batch threads of its own.
 
-    def __init__(self, plan: StagePlan, lookup: Lookup, observer: BatchObserver, deliver: Deliver) -> None:
-        declared = lookup.declared
+    As a BatchObserver it counts only how long lookups waited: their batches are not the model's.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        lookup: Stage,
+        declared: LookupStage,
+        observer: BatchObserver,
+        deliver: Deliver,
+    ) -> None:
         self._plan = plan
-        self._lookup = lookup
+        self.on_rejected = observer.on_rejected
         self._scheduler = SharedBatchScheduler(
             num_batch_threads=declared.num_batch_threads, thread_pool_name="lookup_threads"
         )
@@ -409,29 +422,21 @@ class _LookupQueue:
             signature=Signature(
                 name="lookup", method_name="", inputs=declared.inputs, outputs=declared.outputs
             ),
-            runner=lookup.ask,
+            runner=lambda keys: lookup(keys, rows_of(keys)),
             scheduler=self._scheduler,
             options=declared.queue,
-            observer=_LookupWaits(plan, observer),
+            observer=self,
             deliver=deliver,
         )
 
     def submit(self, tensors: Named, deadline_ns: int | None, done: Done) -> Queued | None:
-        return self._session.submit(self._plan.keys_of(self._lookup, tensors), None, deadline_ns, done)
+        return self._session.submit(self._plan.keys_of(tensors), None, deadline_ns, done)
+
+    def on_batch(self, record: BatchRecord) -> None:
+        wait_ns = sum(record.queue_wait_micros) * 1000
+        self._plan.use.add((self._plan.model_name, "lookup"), 0, 0, 0, wait_ns / 1000)
 
     def close(self) -> None:
         """Answer the queued lookups, then end the threads."""
         self._session.close()
         self._scheduler.close()
-
-
-class _LookupWaits:
-    """A BatchObserver that counts only how long lookups waited: their batches are not the model's."""
-
-    def __init__(self, plan: StagePlan, observer: BatchObserver) -> None:
-        self._plan = plan
-        self.on_rejected = observer.on_rejected
-
-    def on_batch(self, record: BatchRecord) -> None:
-        wait_ns = sum(record.queue_wait_micros) * 1000
-        self._plan.use.add((self._plan.model_name, "lookup"), 0, 0, 0, wait_ns / 1000)

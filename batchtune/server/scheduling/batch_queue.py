@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from batchtune.batching.parameters import BatchingParameters, default_num_batch_threads, validate
 from batchtune.errors import BatchingParametersError
-from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, MonotonicClock
+from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock
 from batchtune.wire.status import StatusError, invalid_argument
 
 
@@ -338,7 +338,7 @@ class SharedBatchScheduler:
         self._next = 0
         self._threads: BatchThreads[Batch[Any]] = BatchThreads(
             count=default_num_batch_threads() if num_batch_threads is None else num_batch_threads,
-            clock=clock or MonotonicClock(),
+            clock=clock or Clock(),
             name=thread_pool_name,
             source=self,
         )

@@ -31,55 +31,11 @@ def lower_timer_slack() -> None:
         ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
 
 
-class Parker(Protocol):
-    """Puts its one thread to sleep; any other thread may wake it."""
+class Parker:
+    """Puts its one thread to sleep; any other thread may wake it.
 
-    def park(self, until_micros: int | None) -> None:
-        """Sleep until `unpark()` or until the clock shows `until_micros` (None: no limit); may return early."""
-
-    def unpark(self) -> None:
-        """End the owner's present `park`; where it is not parked, its next `park` returns at once."""
-
-
-class Clock(Protocol):
-    """The time by which a scheduler's threads sleep: the system's, or one that a test moves."""
-
-    def now_micros(self) -> int:
-        """Microseconds since an arbitrary origin; never goes back."""
-
-    def parker(self) -> Parker:
-        """Make a parker that reads its instants from this clock."""
-
-    def watch(self, settled: Callable[[], bool]) -> None:
-        """Register `settled`, which says whether the threads have reacted to the time that the clock shows.
-
-        A clock that a test moves by hand waits for it before it moves on.
-        """
-
-    def unwatch(self, settled: Callable[[], bool]) -> None:
-        """Remove a function that was registered by `watch`."""
-
-
-class MonotonicClock:
-    """CLOCK_MONOTONIC in microseconds."""
-
-    __slots__ = ()
-
-    def now_micros(self) -> int:
-        return time.monotonic_ns() // 1000
-
-    def parker(self) -> Parker:
-        return _MonotonicParker()
-
-    def watch(self, settled: Callable[[], bool]) -> None:
-        """Do nothing: time moves by itself and waits for no thread."""
-
-    def unwatch(self, settled: Callable[[], bool]) -> None:
-        """Do nothing."""
-
-
-class _MonotonicParker:
-    """A lock used as a binary semaphore: about a third of the cost of `threading.Condition`."""
+    A lock used as a binary semaphore: about a third of the cost of `threading.Condition`.
+    """
 
     __slots__ = ("_permit",)
 
@@ -88,6 +44,7 @@ class _MonotonicParker:
         self._permit.acquire()
 
     def park(self, until_micros: int | None) -> None:
+        """Sleep until `unpark()` or until the clock shows `until_micros` (None: no limit); may return early."""
         if until_micros is None:
             self._permit.acquire()
             return
@@ -99,8 +56,32 @@ class _MonotonicParker:
             self._permit.acquire(blocking=False)
 
     def unpark(self) -> None:
+        """End the owner's present `park`; where it is not parked, its next `park` returns at once."""
         if self._permit.locked():
             self._permit.release()
+
+
+class Clock:
+    """The time by which a scheduler's threads sleep, CLOCK_MONOTONIC; a test may move one of its own by hand."""
+
+    __slots__ = ()
+
+    def now_micros(self) -> int:
+        """Return the microseconds since an arbitrary origin; never goes back."""
+        return time.monotonic_ns() // 1000
+
+    def parker(self) -> Parker:
+        """Make a parker that reads its instants from this clock."""
+        return Parker()
+
+    def watch(self, settled: Callable[[], bool]) -> None:
+        """Register `settled`, which says whether the threads have reacted to the time that the clock shows.
+
+        A clock that is moved by hand waits for it before it moves on; this one waits for no thread.
+        """
+
+    def unwatch(self, settled: Callable[[], bool]) -> None:
+        """Remove a function that was registered by `watch`."""
 
 
 NEVER_MICROS = 2**62

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchtune.server.scheduling.batch_queue import BasicBatchScheduler, BatchQueue
-from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, MonotonicClock
+from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock
 from batchtune.server.scheduling.streaming import StreamingQueue
 from batchtune.wire.status import StatusError
 
@@ -57,7 +57,7 @@ class BatchSchedulerRetrier:
     def __init__(self, options: RetrierOptions | None = None, *, clock: Clock | None = None) -> None:
         self._options = options or RetrierOptions()
         self._options.validate()
-        self._clock = clock or MonotonicClock()
+        self._clock = clock or Clock()
         self._waiting: deque[_Attempt] = deque()
         self._unended = 0
         self._threads: BatchThreads[_Attempt] = BatchThreads(

@@ -17,13 +17,7 @@ from typing import Any, Generic
 
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.scheduling.batch_queue import Batch, CloseReason, QueueOptions, TaskT
-from batchtune.server.scheduling.batch_threads import (
-    NEVER_MICROS,
-    BatchThreads,
-    Clock,
-    MonotonicClock,
-    Parker,
-)
+from batchtune.server.scheduling.batch_threads import NEVER_MICROS, BatchThreads, Clock, Parker
 from batchtune.wire.status import StatusError, invalid_argument
 
 
@@ -43,7 +37,7 @@ class StreamingBatchScheduler:
         clock: Clock | None = None,
         thread_pool_name: str = "batch_threads",
     ) -> None:
-        self.clock = clock or MonotonicClock()
+        self.clock = clock or Clock()
         self._count = default_num_batch_threads() if num_batch_threads is None else num_batch_threads
         self._name = thread_pool_name
         self._queues: set[StreamingQueue[Any]] = set()

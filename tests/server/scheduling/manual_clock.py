@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from batchtune.server.scheduling.batch_threads import Parker
+from batchtune.server.scheduling.batch_threads import Clock, Parker
 
 _SETTLE_POLL_S = 50e-6
 _SETTLE_LIMIT_S = 10.0
 
 
-class ManualClock:
+class ManualClock(Clock):
     """A clock that stands still until `advance`.
 
     `advance` returns once every thread that the new time concerns has looked at its queues (it then runs a batch or
@@ -54,24 +54,24 @@ class ManualClock:
             self._watched.remove(settled)
 
 
-class _ManualParker:
-    __slots__ = ("_changed", "_clock", "_permit")
+class _ManualParker(Parker):
+    __slots__ = ("_changed", "_clock", "_permitted")
 
     def __init__(self, clock: ManualClock, changed: threading.Condition) -> None:
         self._clock = clock
         self._changed = changed
-        self._permit = False
+        self._permitted = False
 
     def park(self, until_micros: int | None) -> None:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    self._permit or (until_micros is not None and self._clock.now_micros() >= until_micros)
+                    self._permitted or (until_micros is not None and self._clock.now_micros() >= until_micros)
                 )
             )
-            self._permit = False
+            self._permitted = False
 
     def unpark(self) -> None:
         with self._changed:
-            self._permit = True
+            self._permitted = True
             self._changed.notify_all()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
-from batchtune.server.scheduling.batch_threads import MonotonicClock
+from batchtune.server.scheduling.batch_threads import Clock
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
 
@@ -497,7 +497,7 @@ def test_a_parked_thread_keeps_no_batch_alive() -> None:
 
 
 def test_the_monotonic_clock_runs_batches_by_their_timeout() -> None:
-    clock = MonotonicClock()
+    clock = Clock()
     scheduler = SharedBatchScheduler(num_batch_threads=2, clock=clock)
     done = threading.Event()
     waits: list[int] = []

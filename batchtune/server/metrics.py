@@ -13,9 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from batchtune.server.sessions.batched import BatchRecord
 
@@ -203,18 +202,6 @@ _Value = TypeVar("_Value")
 _SERVING = "/tensorflow/serving/"
 
 
-class Queues(Protocol):
-    """An object that reports on the batching queues in use."""
-
-    def queue_depths(self) -> tuple[int, int]:
-        """Return (batches, rows) that wait for a batch thread, over all queues."""
-        ...
-
-    def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Return session name -> its length boundaries now, of the sessions that have length buckets."""
-        ...
-
-
 class DeviceActivity(AbstractContextManager["DeviceActivity"]):
     """Counts the model runs in progress, and the time during which there was at least one.
 
@@ -251,7 +238,8 @@ class Metrics:
     """All metrics of the process; a BatchObserver.
 
     emulated: an emulated device has been loaded; emulated_parallel: the last one runs batches at once, none
-    slower. queues, gpus: set by the server; None: their metrics are 0 or absent.
+    slower. queue_depths, length_boundaries: return what BatchingControl's functions of these names do; gpus: None:
+    without metrics of GPUs. All three are set by the server.
     """
 
     def __init__(self) -> None:
@@ -260,7 +248,8 @@ class Metrics:
         self.stages = Sums("stage", ("model_name", "stage"), ("calls", "rows", "micros", "wait_micros"))
         self.emulated = False
         self.emulated_parallel = False
-        self.queues: Queues | None = None
+        self.queue_depths: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.length_boundaries: Callable[[], dict[str, tuple[int, ...]]] = dict
         self.gpus: GpuSampler | None = None
         self._lock = threading.Lock()
         self._request_counts: Counter[tuple[str, str]] = Counter()
@@ -404,9 +393,8 @@ class Metrics:
         return counts
 
     def _own_metrics(self) -> list[_Metric]:
-        batches, rows = (0, 0) if self.queues is None else self.queues.queue_depths()
-        boundaries = {} if self.queues is None else self.queues.length_boundaries()
-        lengths = {(name, ",".join(map(str, own))): 1 for name, own in boundaries.items()}
+        batches, rows = self.queue_depths()
+        lengths = {(name, ",".join(map(str, own))): 1 for name, own in self.length_boundaries().items()}
         gpus = [] if self.gpus is None else self.gpus.readings()
         by_size = ("batch_size",)
         metrics: list[_Metric] = [
@@ -426,8 +414,8 @@ class Metrics:
             ("emulated_device_parallel", "gauge", (), {(): int(self.emulated_parallel)}),
             ("device_busy_micros_total", "counter", (), {(): self.device.busy_micros()}),
             ("process_cpu_micros_total", "counter", (), {(): time.process_time_ns() / 1000}),
-            ("gpu_busy_micros_total", "counter", ("gpu",), {gpu.index: gpu.busy_micros for gpu in gpus}),
-            ("gpu_memory_used_bytes", "gauge", ("gpu",), {gpu.index: gpu.memory_used_bytes for gpu in gpus}),
+            ("gpu_busy_micros_total", "counter", ("gpu",), {index: busy for index, busy, _ in gpus}),
+            ("gpu_memory_used_bytes", "gauge", ("gpu",), {index: used for index, _, used in gpus}),
         ]
         return [
             ("/batchtune/serving/" + name, kind, labels, values) for name, kind, labels, values in metrics
@@ -457,15 +445,6 @@ def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Lab
 #
 # A thread of its own looks every 100 ms, so no request waits for the driver. NVML says during which share of the last
 # sampling period (a sixth of a second to one) a kernel was running; the integral over time makes a counter of it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """One GPU: its number in NVML's order, busy time since the start, memory in use by all processes."""
-
-    index: int
-    busy_micros: float
-    memory_used_bytes: int
 
 
 class GpuSampler:
@@ -504,10 +483,11 @@ class GpuSampler:
                 self._memory_bytes[at] = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
                 self._busy_s[at] += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 * passed_s
 
-    def readings(self) -> list[GpuReading]:
-        """Return the figures of the last sample, one reading a GPU."""
+    def readings(self) -> list[tuple[int, float, int]]:
+        """Return (number in NVML's order, busy microseconds since the start, bytes of memory that all processes use)
+        of each GPU, as of the last sample."""
         return [
-            GpuReading(index=index, busy_micros=busy_s * 1e6, memory_used_bytes=used)
+            (index, busy_s * 1e6, used)
             for (index, _), busy_s, used in zip(self._handles, self._busy_s, self._memory_bytes, strict=True)
         ]
 

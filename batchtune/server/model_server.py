@@ -156,7 +156,8 @@ class ModelServer:
         self._control = BatchingControl(
             self._settings, observer=self._metrics, deliver=self._port.deliver, on_loop=self._port.run_soon
         )
-        self._metrics.queues = self._control
+        self._metrics.queue_depths = self._control.queue_depths
+        self._metrics.length_boundaries = self._control.length_boundaries
         self._repository = ModelRepository(
             self._models,
             open_servable=self._open_version,

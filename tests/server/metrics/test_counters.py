@@ -177,15 +177,9 @@ def test_busy_time_counts_overlapping_runs_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_queue_depths_and_length_boundaries_come_from_the_sessions_in_force() -> None:
-    class Depths:
-        def queue_depths(self) -> tuple[int, int]:
-            return 2, 17
-
-        def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-            return {"m/1/s": (32, 64), "m/2/s": ()}
-
     metrics = Metrics()
-    metrics.queues = Depths()
+    metrics.queue_depths = lambda: (2, 17)
+    metrics.length_boundaries = lambda: {"m/1/s": (32, 64), "m/2/s": ()}
     metrics.emulated = True
     assert lines(metrics, "queue_depth") == [
         ":batchtune:serving:queue_depth_batches{} 2",

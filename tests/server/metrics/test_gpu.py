@@ -116,7 +116,7 @@ def test_only_gpus_that_the_process_sees_are_sampled(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     readings = GpuSampler(device, nvml=FakeNvml(3)).readings()
-    assert [one.index for one in readings] == sampled
+    assert [index for index, _, _ in readings] == sampled
 
 
 @pytest.mark.usefixtures("no_device_order")
@@ -128,7 +128,7 @@ def test_a_gpu_that_stops_answering_keeps_its_last_figures() -> None:
         clock.now_s += 1
         sampler.sample()
         nvml.lost = {0}
-    assert [one.busy_micros for one in sampler.readings()] == [1e6, 2e6]
+    assert [busy_micros for _, busy_micros, _ in sampler.readings()] == [1e6, 2e6]
 
 
 @pytest.mark.usefixtures("no_device_order")
@@ -148,7 +148,7 @@ def test_the_sampler_has_a_thread_of_its_own_that_ends() -> None:
     sampler = GpuSampler("auto", nvml=nvml)
     sampler.start()
     give_up = time.monotonic() + 20
-    while not sampler.readings()[0].busy_micros > 50_000:
+    while not sampler.readings()[0][1] > 50_000:
         assert time.monotonic() < give_up
         time.sleep(0.005)
     sampler.close()

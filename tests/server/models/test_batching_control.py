@@ -60,7 +60,8 @@ class Server:
         self.control = BatchingControl(
             settings, observer=self.metrics, deliver=port.deliver, on_loop=port.run_soon
         )
-        self.metrics.queues = self.control
+        self.metrics.queue_depths = self.control.queue_depths
+        self.metrics.length_boundaries = self.control.length_boundaries
         self.model = GatedModel()
         x, y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
         signature = Signature(name="s", method_name="tensorflow/serving/predict", inputs=(x,), outputs=(y,))

@@ -149,7 +149,8 @@ def test_new_boundaries_leave_what_waits_in_its_batch_and_part_what_comes_after(
 
 def test_boundaries_follow_the_traffic_and_are_told_by_the_metrics(server: Server) -> None:
     metrics: Metrics = server.observer
-    metrics.queues = server.pool
+    metrics.queue_depths = server.pool.queue_depths
+    metrics.length_boundaries = server.pool.length_boundaries
     for length in (2, 20, 2, 20, 2, 20, 40, 9, 40, 9, 40, 9):
         server.ask(*range(length))
         wait_for_old_queues()

@@ -141,7 +141,7 @@ class LoopLagSampler:
     """
 
     def __init__(
-        self, run_soon: Callable[[Callable[[], None]], None], record: Callable[[float], None]
+        self, run_soon: Callable[[Callable[[], None]], object], record: Callable[[float], None]
     ) -> None:
         self._run_soon = run_soon
         self._record = record

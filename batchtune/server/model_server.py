@@ -23,7 +23,7 @@ from batchtune.errors import UsageError
 from batchtune.server import startup
 from batchtune.server.backends.model import nothing_to_prepare
 from batchtune.server.backends.registry import load_model
-from batchtune.server.calls.pending_call import LoopPort
+from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.log import flush, note, say, say_error, warn
 from batchtune.server.memory import Trimming
@@ -152,9 +152,12 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        self._port = LoopPort(loop)
+        self._deliver = deliver_to(loop)
         self._control = BatchingControl(
-            self._settings, observer=self._metrics, deliver=self._port.deliver, on_loop=self._port.run_soon
+            self._settings,
+            observer=self._metrics,
+            deliver=self._deliver,
+            on_loop=loop.call_soon_threadsafe,
         )
         self._metrics.queue_depths = self._control.queue_depths
         self._metrics.length_boundaries = self._control.length_boundaries
@@ -162,7 +165,7 @@ class ModelServer:
             self._models,
             open_servable=self._open_version,
             close_servable=self._close_version,
-            on_loop=self._port.run_soon,
+            on_loop=loop.call_soon_threadsafe,
             on_dead=_models_unwatched,
             options=startup.repository_options(self._flags),
         )
@@ -207,10 +210,11 @@ class ModelServer:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*gc_thresholds)
-        lag = LoopLagSampler(self._port.run_soon, self._metrics.event_loop_lag)
+        loop = asyncio.get_running_loop()
+        lag = LoopLagSampler(loop.call_soon_threadsafe, self._metrics.event_loop_lag)
         lag.start()
         trimming = Trimming()
-        trimming.start(asyncio.get_running_loop())
+        trimming.start(loop)
         say(f"{front_ends.addresses()}, ready")
         await stopped
         say(_STOPPING)
@@ -221,7 +225,7 @@ class ModelServer:
         await front_ends.drain(_DRAIN_LIMIT_S)
         # A thread of its own: whoever waits for models may hold all those of the loop.
         closer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="close")
-        closing = asyncio.get_running_loop().run_in_executor(closer, self._close)
+        closing = loop.run_in_executor(closer, self._close)
         # For models to end: one that is being loaded, or whose run hangs, cannot be. Both together stay below
         # the 30 s after which Kubernetes kills.
         await asyncio.wait([closing], timeout=4.0)
@@ -255,9 +259,9 @@ class ModelServer:
                     use=self._metrics.stages,
                     options=self._backend_options,
                     observer=self._metrics,
-                    deliver=self._port.deliver,
+                    deliver=self._deliver,
                 )
-            limit = (self._limit, self._port.deliver) if self._limit else None
+            limit = (self._limit, self._deliver) if self._limit else None
             servable = Servable(
                 name=name,
                 version=version,

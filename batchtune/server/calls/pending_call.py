@@ -21,14 +21,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
 from batchtune.server.metrics import Metrics, Timings
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
-from batchtune.server.sessions.batched import EXPIRED_IN_QUEUE, Completion, Queued
+from batchtune.server.sessions.batched import EXPIRED_IN_QUEUE, Completion, Deliver, Queued
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import FAULT, StatusError
 
@@ -93,27 +93,11 @@ class Deadlines:
             call.expire()
 
 
-class Submitted(Protocol):
-    """A call that waits for a model's outputs.
-
-    queued: its request in a batching queue, None where it is in none. submitted_ns: when it was submitted
-    (CLOCK_MONOTONIC).
-    """
-
-    queued: Queued | None
-    submitted_ns: int
-
-    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Accept the model's outputs, or where they are None its error."""
-        ...
-
-    def fail(self, error: StatusError) -> None:
-        """End the call with an error."""
-        ...
-
+Take = Callable[[Outputs | None, StatusError | None], None]
+"""Accepts a model's outputs, or where they are None its error."""
 
 _Submit = tuple[
-    Submitted, Servable, str, dict[str, NDArray[Any]], tuple[str, ...] | None, int | None
+    "PendingCall[Any]", Servable, str, dict[str, NDArray[Any]], tuple[str, ...] | None, int | None, Take
 ]  # the call, and the arguments of Servable.submit
 
 
@@ -145,31 +129,21 @@ class PendingCalls(Generic[_Client]):
         self.deadlines = Deadlines()
         self._submits: list[_Submit] = []  # of this turn of the loop
 
-    def submit(
-        self,
-        call: Submitted,
-        servable: Servable,
-        signature_name: str,
-        inputs: dict[str, NDArray[Any]],
-        output_names: tuple[str, ...] | None,
-        deadline_ns: int | None,
-    ) -> None:
-        """Submit a call to `servable` at the end of this loop turn.
-
-        `call.done` follows, or `call.fail` if it is refused. output_names None: all outputs; deadline_ns: on
-        CLOCK_MONOTONIC, None: no deadline.
-        """
+    def submit(self, call_and_arguments: _Submit) -> None:
+        """Submit a call's request at the end of this loop turn; `call.fail` follows if it is refused."""
         if not self._submits:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._submits.append((call, servable, signature_name, inputs, output_names, deadline_ns))
+        self._submits.append(call_and_arguments)
 
     def _flush(self) -> None:
         submits, self._submits = self._submits, []
         now_ns = time.monotonic_ns()
-        for call, servable, signature_name, inputs, output_names, deadline_ns in submits:
+        for call, servable, signature_name, inputs, output_names, deadline_ns, take in submits:
             call.submitted_ns = now_ns
             try:
-                call.queued = servable.submit(signature_name, inputs, output_names, deadline_ns, call.done)
+                queued = servable.submit(signature_name, inputs, output_names, deadline_ns, take)
+                if not call.ended:  # else each would refer to the other for ever
+                    call.queued = queued
             except StatusError as error:
                 call.fail(error)
             except Exception:  # the requests of other clients follow
@@ -260,14 +234,19 @@ class PendingCall(Generic[_Client]):
         signature_name: str,
         inputs: dict[str, NDArray[Any]],
         output_names: tuple[str, ...] | None,
+        take: Take | None = None,
     ) -> None:
-        """Submit the call at the end of this loop turn; its answer follows. output_names None: all."""
-        self._calls.submit(self, servable, signature_name, inputs, output_names, self._deadline_ns)
+        """Submit a request at the end of this loop turn; its outcome goes to `take`, None: to `done`.
+
+        output_names None: all outputs.
+        """
+        self._calls.submit(
+            (self, servable, signature_name, inputs, output_names, self._deadline_ns, take or self.done)
+        )
 
     def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
         """Answer the client with the model's outputs or error, unless the call has ended before."""
         if self.ended:
-            self.queued = None
             return
         if outputs is None:
             self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
@@ -337,19 +316,17 @@ class ModelTimes:
     request: Timings
 
 
-class LoopPort:
-    """Hands answers and functions to one event loop, from any thread."""
+def deliver_to(loop: asyncio.AbstractEventLoop) -> Deliver:
+    """Return a function that has the loop call `done(outputs, error)` of each completion; any thread may call it.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._call_soon = loop.call_soon_threadsafe
+    It wakes the loop only once.
+    """
+    call_soon = loop.call_soon_threadsafe
 
-    def deliver(self, completions: list[Completion]) -> None:
-        """Have the loop call `done(outputs, error)` of each completion; wakes the loop only once."""
-        self._call_soon(_complete, completions)
+    def deliver(completions: list[Completion]) -> None:
+        call_soon(_complete, completions)
 
-    def run_soon(self, function: Callable[[], None]) -> None:
-        """Have the loop call `function` after all that was handed to it before."""
-        self._call_soon(function)
+    return deliver
 
 
 def _complete(completions: list[Completion]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,7 +21,6 @@ from batchtune.server.calls.pending_call import Outputs, PendingCall, PendingCal
 from batchtune.server.grpc_api.predict import read_model_spec
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
-from batchtune.server.sessions.batched import Queued
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE
 from batchtune.wire.status import StatusError
@@ -74,15 +73,22 @@ class InferenceCalls:
             return
         examples = len(inputs["inputs"])
         times = self._pending.times(name, "MultiInference")
+        results: dict[str, Outputs] = {}
 
         def encode(_: Outputs) -> bytes:
-            return join.encode(examples)
+            return _encoded(servable, tasks, results, examples)
+
+        def take(signature_name: str, outputs: Outputs | None, error: StatusError | None) -> None:
+            if outputs is None:
+                running.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
+                return
+            results[signature_name] = outputs
+            if len(results) == len(tasks):
+                running.done({}, None)
 
         running = PendingCall(self._pending, times, call, started_ns, call.deadline_ns, encode, examples)
-        join = _TaskJoin(servable, tasks, running)
-        for index, task in enumerate(tasks):
-            part = _Part(join, index)
-            self._pending.submit(part, servable, task.signature_name, inputs, task.outputs, call.deadline_ns)
+        for signature_name, (_, outputs) in tasks.items():
+            running.submit(servable, signature_name, inputs, outputs, partial(take, signature_name))
 
     def _start_single(self, call: GrpcCall, kind: Kind) -> None:
         name, started_ns = "", time.monotonic_ns()
@@ -114,8 +120,9 @@ class InferenceCalls:
         running = PendingCall(self._pending, times, call, started_ns, call.deadline_ns, encode, examples)
         running.submit(servable, signature.name, inputs, outputs)
 
-    def _tasks(self, request: Any) -> tuple[Servable, list[_Task]]:
-        """Check a MultiInference request; returns its tasks and the servable that they all run on.
+    def _tasks(self, request: Any) -> tuple[Servable, dict[str, tuple[Kind, tuple[str, ...]]]]:
+        """Check a MultiInference request; returns the servable that its tasks all run on, and the tasks: signature
+        name -> (kind, names of the outputs to ask for).
 
         Raises StatusError for a model or signature that is unknown, differs between tasks or does not fit the
         task.
@@ -123,7 +130,7 @@ class InferenceCalls:
         first = request.tasks[0].model_spec if request.tasks else ModelSpec()
         name, version, label, _ = read_model_spec(first)
         servable = self._models.find(name, version=version, label=label)
-        tasks: dict[str, _Task] = {}
+        tasks: dict[str, tuple[Kind, tuple[str, ...]]] = {}
         for task in request.tasks:
             own_name, _, _, given = read_model_spec(task.model_spec)
             signature_name = given or DEFAULT_SIGNATURE
@@ -145,84 +152,22 @@ class InferenceCalls:
             if kind is None:
                 raise StatusError("UNIMPLEMENTED", f"Unsupported signature method_name: {task.method_name}")
             outputs = kind.outputs(signature, check_method=self._check_methods)
-            tasks[signature_name] = _Task(signature_name=signature_name, kind=kind, outputs=outputs)
-        return servable, list(tasks.values())
+            tasks[signature_name] = kind, outputs
+        return servable, tasks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """One task of a MultiInference request; outputs: names of those to ask for."""
-
-    signature_name: str
-    kind: Kind
-    outputs: tuple[str, ...]
-
-
-class _TaskJoin:
-    """Collects the outputs of a MultiInference call's tasks; ends the call with the last, or an error."""
-
-    def __init__(self, servable: Servable, tasks: Iterable[_Task], running: PendingCall[GrpcCall]) -> None:
-        self._servable = servable
-        self._tasks = list(tasks)
-        self._running = running
-        self._results: dict[int, Outputs] = {}
-
-    def done(self, index: int, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Accept the outputs of task number `index`, or its error, which ends the call."""
-        if outputs is None:
-            self.fail(error or StatusError("INTERNAL", "the model gave no outputs"))
-            return
-        self._results[index] = outputs
-        if len(self._results) == len(self._tasks):
-            self._running.done({}, None)
-
-    def fail(self, error: StatusError) -> None:
-        """End the call with the error of one task."""
-        self._running.fail(error)
-
-    def note(self, queued: Queued | None, submitted_ns: int) -> None:
-        """Make a task's queued request the call's; the call's deadline error says whether it still waits.
-
-        A call that has ended keeps none: call and request would refer to each other for ever.
-        """
-        if not self._running.ended:
-            self._running.queued = queued
-            self._running.submitted_ns = submitted_ns
-
-    def encode(self, examples: int) -> bytes:
-        """Return the bytes of the MultiInferenceResponse; examples: number of Examples of the request."""
-        response = MultiInferenceResponse()
-        for index, task in enumerate(self._tasks):
-            result = response.results.add(model_spec=_spec(self._servable, task.signature_name))
-            getattr(result, task.kind.result_field).CopyFrom(task.kind.result(self._results[index], examples))
-        return bytes(response.SerializeToString())
-
-
-class _Part:
-    """One task of a MultiInference call as a `Submitted`; passes everything on to the `_TaskJoin`."""
-
-    __slots__ = ("_index", "_join", "submitted_ns")
-
-    def __init__(self, join: _TaskJoin, index: int) -> None:
-        self._join = join
-        self._index = index
-        self.submitted_ns = 0
-
-    @property
-    def queued(self) -> Queued | None:
-        return None
-
-    @queued.setter
-    def queued(self, queued: Queued | None) -> None:
-        self._join.note(queued, self.submitted_ns)
-
-    def done(self, outputs: Outputs | None, error: StatusError | None) -> None:
-        """Accept the outputs of the task, or its error."""
-        self._join.done(self._index, outputs, error)
-
-    def fail(self, error: StatusError) -> None:
-        """End the call because this task is refused."""
-        self._join.fail(error)
+def _encoded(
+    servable: Servable,
+    tasks: Mapping[str, tuple[Kind, tuple[str, ...]]],
+    results: Mapping[str, Outputs],
+    examples: int,
+) -> bytes:
+    """Return the bytes of a MultiInferenceResponse; results: by signature name; examples: of the request."""
+    response = MultiInferenceResponse()
+    for signature_name, (kind, _) in tasks.items():
+        result = response.results.add(model_spec=_spec(servable, signature_name))
+        getattr(result, kind.result_field).CopyFrom(kind.result(results[signature_name], examples))
+    return bytes(response.SerializeToString())
 
 
 def _spec(servable: Servable, signature_name: str) -> Any:

@@ -65,7 +65,7 @@ class ModelRepository:
         *,
         open_servable: Callable[[str, int, Path], Servable],
         close_servable: Callable[[Servable], None],
-        on_loop: Callable[[Callable[[], None]], None],
+        on_loop: Callable[[Callable[[], None]], object],
         on_dead: Callable[[], None],
         options: RepositoryOptions = RepositoryOptions(),
     ) -> None:

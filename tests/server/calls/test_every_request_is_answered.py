@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.calls.pending_call import Deadlines, LoopPort, PendingCalls
+from batchtune.server.calls.pending_call import Deadlines, PendingCalls, deliver_to
 from batchtune.server.metrics import Metrics
 from batchtune.wire.status import StatusError
 
@@ -27,9 +27,9 @@ def test_an_answer_that_cannot_be_written_becomes_an_error(caplog: pytest.LogCap
         raise RuntimeError("fails twice")
 
     async def scenario() -> None:
-        port = LoopPort(asyncio.get_running_loop())
+        deliver = deliver_to(asyncio.get_running_loop())
         finished = asyncio.Event()
-        port.deliver([(hopeless, {}, None), (unwritable, {}, None), (lambda *_: finished.set(), {}, None)])
+        deliver([(hopeless, {}, None), (unwritable, {}, None), (lambda *_: finished.set(), {}, None)])
         await asyncio.wait_for(finished.wait(), 20)
 
     asyncio.run(scenario())
@@ -74,7 +74,7 @@ def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> Non
             is_gone=lambda _: False,
         )
         for call, name in zip(calls, ("surprise", "refused", "taken"), strict=True):
-            turn.submit(call, servable, name, {"x": np.zeros(1)}, None, None)  # type: ignore[arg-type]
+            turn.submit((call, servable, name, {"x": np.zeros(1)}, None, None, call.done))  # type: ignore[arg-type]
         await asyncio.sleep(0)  # the turn ends
 
     asyncio.run(scenario())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.errors import BatchingParametersError
 from batchtune.server.backends.model import LoadedModel, Tensors
-from batchtune.server.calls.pending_call import LoopPort
+from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.metrics import LoopLagSampler, Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import ConcurrencyLimit, Servable
@@ -55,10 +55,11 @@ class Server:
         own: BatchingParameters | None = None,
         limit: ConcurrencyLimit | None = None,
     ) -> None:
-        port = LoopPort(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        deliver = deliver_to(loop)
         self.metrics = Metrics()
         self.control = BatchingControl(
-            settings, observer=self.metrics, deliver=port.deliver, on_loop=port.run_soon
+            settings, observer=self.metrics, deliver=deliver, on_loop=loop.call_soon_threadsafe
         )
         self.metrics.queue_depths = self.control.queue_depths
         self.metrics.length_boundaries = self.control.length_boundaries
@@ -74,7 +75,7 @@ class Server:
             ),
             metrics=self.metrics,
             own_parameters=own,
-            limit=(limit, port.deliver) if limit else None,
+            limit=(limit, deliver) if limit else None,
         )
         self.control.attach(self.servable)
 
@@ -445,7 +446,7 @@ def test_metadata_is_made_from_the_signatures_where_the_model_has_none() -> None
 def test_the_lag_of_the_loop_is_sampled() -> None:
     async def scenario(server: Server) -> None:
         heard: list[float] = []
-        sampler = LoopLagSampler(LoopPort(asyncio.get_running_loop()).run_soon, heard.append)
+        sampler = LoopLagSampler(asyncio.get_running_loop().call_soon_threadsafe, heard.append)
         sampler.start()
         await until(lambda: bool(heard))
         sampler.close()

@@ -19,7 +19,7 @@ from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
 from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch.device import HostDevice
 from batchtune.server.backends.torch.lanes import Lanes
-from batchtune.server.calls.pending_call import LoopPort
+from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
@@ -65,10 +65,11 @@ class Server:
     """The parts that a version passes through, on the running loop."""
 
     def __init__(self, settings: BatchingSettings) -> None:
-        self.port = LoopPort(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.deliver = deliver_to(loop)
         self.metrics = Metrics()
         self.control = BatchingControl(
-            settings, observer=self.metrics, deliver=self.port.deliver, on_loop=self.port.run_soon
+            settings, observer=self.metrics, deliver=self.deliver, on_loop=loop.call_soon_threadsafe
         )
 
     def load(self, weights: Weights) -> Servable:

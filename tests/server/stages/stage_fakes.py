@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
-from batchtune.server.calls.pending_call import LoopPort
+from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
@@ -100,10 +100,11 @@ class StagedServer:
         settings: BatchingSettings,
         inputs: tuple[TensorSpec, ...],
     ) -> None:
-        self.port = LoopPort(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.deliver = deliver_to(loop)
         self.metrics = Metrics()
         self.control = BatchingControl(
-            settings, observer=self.metrics, deliver=self.port.deliver, on_loop=self.port.run_soon
+            settings, observer=self.metrics, deliver=self.deliver, on_loop=loop.call_soon_threadsafe
         )
         self.device = Doubling()
         signature = Signature(
@@ -121,7 +122,7 @@ class StagedServer:
             use=self.metrics.stages,
             options=BackendOptions(),
             observer=self.metrics,
-            deliver=self.port.deliver,
+            deliver=self.deliver,
         )
         self.servable = Servable(name="m", version=1, model=model, metrics=self.metrics, stages=self.stages)
         self.control.attach(self.servable)

@@ -167,7 +167,7 @@ class ModelServer:
             close_servable=self._close_version,
             on_loop=loop.call_soon_threadsafe,
             on_dead=_models_unwatched,
-            options=startup.repository_options(self._flags),
+            flags=self._flags,
         )
         try:
             front_ends = await listen(

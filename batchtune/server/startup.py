@@ -14,7 +14,6 @@ from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.log import note
 from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
-from batchtune.server.models.model_repository import RepositoryOptions
 from batchtune.server.models.servable import ConcurrencyLimit
 from batchtune.server.scheduling.batch_threads import THREADS_MAX
 from batchtune.server.server_flags import ServerFlags
@@ -123,17 +122,6 @@ def backend_options(flags: ServerFlags) -> BackendOptions:
         session_config_file=flags.tensorflow_session_config_file,
         memory_fraction=flags.per_process_gpu_memory_fraction,
         torch_dtype=flags.torch_dtype,
-    )
-
-
-def repository_options(flags: ServerFlags) -> RepositoryOptions:
-    """Make the options that say when and how versions are loaded."""
-    return RepositoryOptions(
-        poll_wait_s=max(flags.file_system_poll_wait_seconds, 0),
-        load_threads=flags.num_load_threads or 1,
-        load_retries_max=flags.max_num_load_retries,
-        load_retry_interval_s=flags.load_retry_interval_micros / 1e6,
-        labels_for_unavailable=flags.allow_version_labels_for_unavailable_models,
     )
 
 

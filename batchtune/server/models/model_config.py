@@ -21,32 +21,28 @@ if TYPE_CHECKING:
     from batchtune.wire.tfserving.messages import ModelServerConfig
 
 
-@dataclass(frozen=True, slots=True)
-class VersionPolicy:
-    """Which version numbers to serve: the `latest` highest (None: all), or the `specific` ones if any.
-
-    The default is TF Serving's: the highest.
-    """
-
-    latest: int | None = 1
-    specific: tuple[int, ...] = ()
+VersionPolicy = int | tuple[int, ...] | None
+"""Which versions to serve: so many of the highest numbers, or these numbers; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One model: `<base_path>/<number>/` are its versions; `labels`: label -> version number."""
+    """One model: `<base_path>/<number>/` are its versions; `labels`: label -> version number.
+
+    The default policy is TF Serving's: the highest version.
+    """
 
     name: str
     base_path: Path
-    policy: VersionPolicy = VersionPolicy()
+    policy: VersionPolicy = 1
     labels: dict[str, int] = field(default_factory=dict)
 
 
 def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]:
     """Return the version numbers to serve, ascending, of those `present`."""
-    if policy.specific:
-        return sorted(set(present) & set(policy.specific))
-    return sorted(present)[-policy.latest :] if policy.latest is not None else sorted(present)
+    if isinstance(policy, tuple):
+        return sorted(set(present) & set(policy))
+    return sorted(present) if policy is None else sorted(present)[-policy:]
 
 
 def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
@@ -170,10 +166,10 @@ def _policy(config: ModelServerConfig) -> VersionPolicy:
     policy = config.model_version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":
-            return VersionPolicy(latest=None)
+            return None
         case "specific":
             if not policy.specific.versions:
                 raise invalid_argument(f"model {config.name}: the specific version policy names no versions")
-            return VersionPolicy(specific=tuple(policy.specific.versions))
+            return tuple(policy.specific.versions)
         case _:
-            return VersionPolicy(latest=policy.latest.num_versions or 1)
+            return policy.latest.num_versions or 1

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from batchtune.server.log import say, warn
 from batchtune.server.models.model_config import ModelConfig, aspired_versions_on_disk, models_of
 from batchtune.server.models.servable import Servable, VersionBook, VersionEntry, VersionStatus
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.status import StatusError
 
 if TYPE_CHECKING:
@@ -33,22 +34,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepositoryOptions:
-    """When and how versions are loaded.
-
-    poll_wait_s: pause between two looks at the disk, 0: look only once. load_threads: versions loaded at
-    once. load_retries_max: attempts after the first, load_retry_interval_s apart. labels_for_unavailable: a
-    label may name a version that is not AVAILABLE.
-    """
-
-    poll_wait_s: float = 1.0
-    load_threads: int = 1
-    load_retries_max: int = 5
-    load_retry_interval_s: float = 60.0
-    labels_for_unavailable: bool = False
-
-
 class ModelRepository:
     """All models of the process.
 
@@ -56,7 +41,7 @@ class ModelRepository:
     StatusError. close_servable: answers a version's queued requests and frees it.
     on_loop: has the event loop call a function soon; a version is closed only after two loop turns, when each
     request that found it has been submitted. on_dead: called if the keeper thread ends before the repository
-    is closed.
+    is closed. flags: when and how versions are loaded.
     """
 
     def __init__(
@@ -67,13 +52,16 @@ class ModelRepository:
         close_servable: Callable[[Servable], None],
         on_loop: Callable[[Callable[[], None]], object],
         on_dead: Callable[[], None],
-        options: RepositoryOptions = RepositoryOptions(),
+        flags: ServerFlags,
     ) -> None:
         self._open_servable = open_servable
         self._close_servable = close_servable
         self._on_loop = on_loop
         self._on_dead = on_dead
-        self._options = options
+        self._poll_wait_s = max(flags.file_system_poll_wait_seconds, 0)  # 0: looks at the disk once
+        self._load_retries_max = flags.max_num_load_retries
+        self._load_retry_interval_s = flags.load_retry_interval_micros / 1e6
+        self._labels_for_unavailable = flags.allow_version_labels_for_unavailable_models
         self._wanted = {model.name: model for model in models}
         self._book = VersionBook()
         self.find = self._book.find  # called for every request
@@ -90,7 +78,9 @@ class ModelRepository:
         self._closing = False
         self._ended = False
         self._reconfiguring = threading.Lock()
-        self._loaders = ThreadPoolExecutor(max_workers=options.load_threads, thread_name_prefix="load")
+        self._loaders = ThreadPoolExecutor(
+            max_workers=flags.num_load_threads or 1, thread_name_prefix="load"
+        )
         self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
 
     def names(self) -> tuple[str, ...]:
@@ -105,7 +95,7 @@ class ModelRepository:
         """Block until each configured model has an AVAILABLE version, or can have none any more.
 
         A base path that is missing or empty is waited for, as TF Serving does, unless the disk is looked at
-        only once (poll_wait_s 0).
+        only once (--file_system_poll_wait_seconds=0).
 
         Raises:
             StatusError: UNKNOWN where a model has no AVAILABLE version, FAILED_PRECONDITION for a label of a
@@ -179,7 +169,7 @@ class ModelRepository:
         if failures:
             listed = "; ".join(failures)
             raise StatusError("UNKNOWN", f"{len(failures)} servable(s) did not become available: {listed}")
-        if not self._options.labels_for_unavailable:
+        if not self._labels_for_unavailable:
             for model in models:
                 self._book.check_labels(model)
         self._book.labels = {model.name: model.labels for model in models}
@@ -227,7 +217,7 @@ class ModelRepository:
             if entry.retry_at_s is not None
         ]
         longest_wait_s = 3600.0
-        return max(0.0, min([self._options.poll_wait_s or longest_wait_s, *due]))
+        return max(0.0, min([self._poll_wait_s or longest_wait_s, *due]))
 
     def _is_settled(self) -> bool:
         return self._rounds_done > 0 and not self._busy and not any(map(self._may_come, self._wanted))
@@ -239,7 +229,7 @@ class ModelRepository:
         statuses = [entry.status for entry in self._book.entries.get(name, {}).values()]
         if any(status.state in {"START", "LOADING"} for status in statuses):
             return True
-        return self._options.poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
+        return self._poll_wait_s > 0 and all(status.error_code == "OK" for status in statuses)
 
     def _look(self, wanted: Mapping[str, ModelConfig]) -> set[str]:
         """Begin the loads and unloads that are due; returns the names of models with versions to load."""
@@ -284,7 +274,7 @@ class ModelRepository:
 
     def _note_complaint(self, name: str, complaint: str) -> None:
         if complaint and complaint != self._complaints.get(name):
-            warn(complaint if self._rounds_done or not self._options.poll_wait_s else f"{complaint}; waiting")
+            warn(complaint if self._rounds_done or not self._poll_wait_s else f"{complaint}; waiting")
         self._complaints[name] = complaint
 
     def _must_load(self, name: str, version: int) -> bool:
@@ -319,10 +309,10 @@ class ModelRepository:
     def _note_failure(self, name: str, entry: VersionEntry, code: str, message: str) -> None:
         # At the start such a failure is final: the files are wrong, not late.
         codes = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS"}
-        final = (self._starting and code in codes) or entry.attempts > self._options.load_retries_max
+        final = (self._starting and code in codes) or entry.attempts > self._load_retries_max
         with self._book.changed:
             if not final:
-                entry.retry_at_s = time.monotonic() + self._options.load_retry_interval_s
+                entry.retry_at_s = time.monotonic() + self._load_retry_interval_s
             entry.status = replace(
                 entry.status,
                 state="END" if final else "LOADING",
@@ -330,7 +320,7 @@ class ModelRepository:
                 error_message=message,
             )
             self._book.changed.notify_all()
-        again = "" if final else f"; trying again in {self._options.load_retry_interval_s:g} s"
+        again = "" if final else f"; trying again in {self._load_retry_interval_s:g} s"
         warn(f"model {name} version {entry.status.version} failed to load: {code}: {message}{again}")
 
     def _tidy(self, name: str, aspired: Sequence[int], *, removed: bool) -> None:

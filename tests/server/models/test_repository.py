@@ -20,12 +20,11 @@ from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import (
     ModelConfig,
-    VersionPolicy,
     aspired_versions,
     models_of,
     read_model_config_file,
 )
-from batchtune.server.models.model_repository import ModelRepository, RepositoryOptions
+from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
 from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.pool import BatchingSettings
@@ -35,8 +34,12 @@ from batchtune.wire.tfserving.messages import ModelServerConfig
 from tests.waiting import wait_until
 
 EMULATED = "inputs: {x: {dtype: float32, shape: [1]}}\noutputs: {y: {dtype: float32, shape: [1]}}\n"
-OPTIONS = RepositoryOptions(poll_wait_s=0.005, load_retries_max=2, load_retry_interval_s=0.01)
-LOOK_ONCE = RepositoryOptions(poll_wait_s=0.0, load_retries_max=0)
+QUICK = ServerFlags(
+    file_system_poll_wait_seconds=0.005,  # type: ignore[arg-type]
+    max_num_load_retries=2,
+    load_retry_interval_micros=10_000,
+)
+LOOK_ONCE = ServerFlags(file_system_poll_wait_seconds=0, max_num_load_retries=0)
 Make = Callable[..., ModelRepository]
 Load = Callable[[Path, BackendOptions], LoadedModel]
 
@@ -59,7 +62,7 @@ def make() -> Iterator[Make]:
         function()
 
     def start(
-        *models: ModelConfig, options: RepositoryOptions = OPTIONS, load: Load | None = None
+        *models: ModelConfig, flags: ServerFlags = QUICK, load: Load | None = None
     ) -> ModelRepository:
         metrics = Metrics()
         control = BatchingControl(
@@ -82,7 +85,7 @@ def make() -> Iterator[Make]:
             close_servable=close_servable,
             on_loop=run_at_once,
             on_dead=lambda: dead.append("keeper"),
-            options=options,
+            flags=flags,
         )
         made.append((repository, control))
         repository.start()
@@ -97,10 +100,10 @@ def make() -> Iterator[Make]:
 
 def test_the_policy_picks_versions() -> None:
     present = [3, 1, 2]
-    assert aspired_versions(VersionPolicy(), present) == [3]
-    assert aspired_versions(VersionPolicy(2), present) == [2, 3]
-    assert aspired_versions(VersionPolicy(None), present) == [1, 2, 3]
-    assert aspired_versions(VersionPolicy(specific=(1, 7)), present) == [1]
+    assert aspired_versions(1, present) == [3]
+    assert aspired_versions(2, present) == [2, 3]
+    assert aspired_versions(None, present) == [1, 2, 3]
+    assert aspired_versions((1, 7), present) == [1]
 
 
 def test_the_latest_version_answers_and_a_new_one_takes_over(tmp_path: Path, make: Make) -> None:
@@ -124,7 +127,7 @@ def test_version_directories_may_have_leading_zeros(tmp_path: Path, make: Make) 
         (tmp_path / "m" / name).mkdir(parents=True)
     for name in ("00000123", "7"):  # of 0007 and 7 the reference takes the last by name
         (tmp_path / "m" / name / "emulated.yaml").write_text(EMULATED)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m", policy=VersionPolicy(None)))
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m", policy=None))
     repository.wait_until_loaded()
     assert [status.version for status in repository.statuses("m")] == [123, 7]
     assert {status.state for status in repository.statuses("m")} == {"AVAILABLE"}
@@ -188,8 +191,8 @@ def test_a_framework_that_fails_in_its_own_words_holds_up_nothing(
 
 def test_a_failed_load_is_tried_again(tmp_path: Path, make: Make) -> None:
     add_version(tmp_path / "m", 1)
-    options = RepositoryOptions(poll_wait_s=0.005, load_retries_max=1000, load_retry_interval_s=0.01)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), options=options)
+    flags = replace(QUICK, max_num_load_retries=1000)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), flags=flags)
     repository.wait_until_loaded()
     add_version(tmp_path / "m", 2, "{")
     wait_until(lambda: repository.statuses("m")[0].error_code == "INVALID_ARGUMENT")
@@ -211,7 +214,7 @@ def test_a_model_without_a_version_that_loads_is_said_at_the_start(
     (tmp_path / "m").mkdir()
     if text is not None:
         add_version(tmp_path / "m", 1, text)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), options=LOOK_ONCE)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), flags=LOOK_ONCE)
     with pytest.raises(StatusError) as raised:
         repository.wait_until_loaded()
     assert raised.value.message.startswith("1 servable(s) did not become available: ")
@@ -219,7 +222,7 @@ def test_a_model_without_a_version_that_loads_is_said_at_the_start(
 
 
 def test_a_base_path_that_is_looked_at_once_and_does_not_exist_is_said(tmp_path: Path, make: Make) -> None:
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "none"), options=LOOK_ONCE)
+    repository = make(ModelConfig(name="m", base_path=tmp_path / "none"), flags=LOOK_ONCE)
     with pytest.raises(StatusError, match=r"Could not find base path .*none for servable m"):
         repository.wait_until_loaded()
 
@@ -279,11 +282,9 @@ def test_a_retry_under_way_is_not_given_up(tmp_path: Path, make: Make) -> None:
 
     for name in "ab":
         add_version(tmp_path / name, 1)
-    options = RepositoryOptions(
-        poll_wait_s=0.005, load_threads=2, load_retries_max=5, load_retry_interval_s=0.01
-    )
+    flags = replace(QUICK, num_load_threads=2, max_num_load_retries=5)
     models = (ModelConfig(name=name, base_path=tmp_path / name) for name in "ab")
-    repository = make(*models, options=options, load=load)
+    repository = make(*models, flags=flags, load=load)
     repository.wait_until_loaded()
     assert first_available.is_set()
     assert [repository.find(name).version for name in "ab"] == [1, 1]
@@ -298,7 +299,7 @@ def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path
     for name in "ab":
         add_version(tmp_path / name, 1)
     models = [ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"]
-    repository = make(*models, options=LOOK_ONCE, load=load)
+    repository = make(*models, flags=LOOK_ONCE, load=load)
     with pytest.raises(StatusError, match="name: a version: 1} due to error: INTERNAL: SystemExit: 3"):
         repository.wait_until_loaded()
     assert repository.find("b").version == 1
@@ -329,7 +330,7 @@ def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> 
     for name in "abc":
         add_version(tmp_path / name, 1)
     a, b, c = (ModelConfig(name=name, base_path=tmp_path / name) for name in "abc")
-    repository = make(a, b, options=replace(OPTIONS, load_threads=2), load=load)
+    repository = make(a, b, flags=replace(QUICK, num_load_threads=2), load=load)
     repository.wait_until_loaded()
     add_version(tmp_path / "a", 2)
     assert loading.wait(10)
@@ -361,9 +362,11 @@ def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(
 
     for version in (1, 2):
         add_version(tmp_path / "m", version)
-    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=VersionPolicy(None))
-    options = replace(OPTIONS, poll_wait_s=0.02, load_threads=2, load_retry_interval_s=0.0)
-    repository = make(model, options=options, load=load)
+    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=None)
+    flags = replace(
+        QUICK, file_system_poll_wait_seconds=0.02, num_load_threads=2, load_retry_interval_micros=0
+    )
+    repository = make(model, flags=flags, load=load)
     assert failed.wait(10)
     begun = repository._rounds_begun
     threading.Event().wait(0.05)
@@ -488,7 +491,7 @@ def test_the_end_of_the_watching_thread_is_told(tmp_path: Path, monkeypatch: pyt
         close_servable=lambda _: None,
         on_loop=lambda function: function(),
         on_dead=dead.set,
-        options=OPTIONS,
+        flags=QUICK,
     )
 
     def ends(_path: Path) -> None:
@@ -520,7 +523,7 @@ def test_labels_name_versions_and_need_an_available_one(tmp_path: Path, make: Ma
     add_version(tmp_path / "m", 2)
 
     def labelled(**labels: int) -> ModelConfig:
-        return ModelConfig(name="m", base_path=tmp_path / "m", policy=VersionPolicy(None), labels=labels)
+        return ModelConfig(name="m", base_path=tmp_path / "m", policy=None, labels=labels)
 
     repository = make(labelled(stable=1, canary=2))
     repository.wait_until_loaded()
@@ -570,10 +573,10 @@ def test_a_configuration_file_lists_models_policies_and_labels(tmp_path: Path) -
     )
     assert read_model_config_file(path) == (
         ModelConfig(
-            name="a", base_path=Path("/models/a"), policy=VersionPolicy(specific=(1, 3)), labels={"s": 3}
+            name="a", base_path=Path("/models/a"), policy=(1, 3), labels={"s": 3}
         ),
-        ModelConfig(name="b", base_path=Path("/models/b"), policy=VersionPolicy(None)),
-        ModelConfig(name="c", base_path=Path("/models/c"), policy=VersionPolicy(2)),
+        ModelConfig(name="b", base_path=Path("/models/b"), policy=None),
+        ModelConfig(name="c", base_path=Path("/models/c"), policy=2),
     )
 
 

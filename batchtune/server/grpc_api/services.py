@@ -37,40 +37,32 @@ from batchtune.wire.tfserving.messages import (
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
 
-class Reflection:
-    """Answers the gRPC reflection service (v1 and v1alpha, which differ only in name).
+def reflection(services: Sequence[str]) -> Callable[[GrpcStream], None]:
+    """Return a function that serves ServerReflectionInfo (v1 and v1alpha, which differ only in name) on a stream.
 
-    services: full names of the services to list.
+    It gives one answer for each message, until the client ends the stream; an unknown symbol is an error inside the
+    answer. services: full names of the services to list.
     """
+    from grpc_reflection.v1alpha.reflection import ReflectionServicer  # brings grpcio along
 
-    def __init__(self, services: Sequence[str]) -> None:
-        from grpc_reflection.v1alpha.reflection import ReflectionServicer  # brings grpcio along
+    servicer: Any = ReflectionServicer(services, _described_pool())
 
-        self._servicer: Any = ReflectionServicer(services, _described_pool())
-
-    def serve(self, stream: GrpcStream) -> None:
-        """Serve ServerReflectionInfo: one answer for each message, until the client ends the stream."""
-
+    def serve(stream: GrpcStream) -> None:
         def answer(message: bytes) -> None:
             try:
-                stream.send(self.answer(message))
+                request = parse_message(ServerReflectionRequest, message)
             except StatusError as error:
                 stream.finish(error.code, error.message)
+                return
+            response = next(servicer.ServerReflectionInfo([request], None))
+            response.valid_host = request.host
+            stream.send(response.SerializeToString())
 
         stream.on_message = answer
         stream.on_end = stream.finish
         stream.on_cancel = lambda: stream.finish("CANCELLED")
 
-    def answer(self, message: bytes) -> bytes:
-        """Return the answer to one message, as bytes; an unknown symbol is an error inside the answer.
-
-        Raises:
-            StatusError: INTERNAL when the message is no ServerReflectionRequest.
-        """
-        request = parse_message(ServerReflectionRequest, message)
-        response = next(self._servicer.ServerReflectionInfo([request], None))
-        response.valid_host = request.host
-        return bytes(response.SerializeToString())
+    return serve
 
 
 def _described_pool() -> descriptor_pool.DescriptorPool:
@@ -253,9 +245,9 @@ def make_grpc_api(repository: ModelRepository, metrics: Metrics, flags: ServerFl
         streams[f"/{health_service}/Watch"] = health.watch
     if flags.enable_grpc_reflection:
         services.extend(REFLECTION_SERVICES)
-        reflection = Reflection(services)
+        serve_reflection = reflection(services)
         for name in REFLECTION_SERVICES:
-            streams[f"/{name}/ServerReflectionInfo"] = reflection.serve
+            streams[f"/{name}/ServerReflectionInfo"] = serve_reflection
 
     return GrpcApi(dispatch=dispatcher(handlers), streams=streams, announce_stop=health.stop)
 

@@ -40,8 +40,8 @@ from batchtune.server.rest.json.parsing_process import (
     find_signature,
 )
 from batchtune.server.rest.json.predict_request import (
-    FloatRows,
     classification_answer,
+    float_rows_reader,
     parse_examples,
     parse_request_object,
     read_inputs,
@@ -203,7 +203,7 @@ class RestCalls:
         self._check_methods = check_methods
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
-        self._float_rows = FloatRows()
+        self._read_float_rows = float_rows_reader()
         self._bindings: Memo[int, _ModelBinding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
@@ -273,7 +273,7 @@ class RestCalls:
         binding = self._bindings.get(id(servable))
         if binding is None or binding.servable() is not servable:
             binding = self._bind(servable)
-        rows = self._float_rows.read(body) if binding.input_name else None
+        rows = self._read_float_rows(body) if binding.input_name else None
         if rows is None:
             return False
         call = self._pending_call(binding.times, respond, started_ns, _answer_by_row)
@@ -302,10 +302,8 @@ class RestCalls:
         servable = self._find(route)
         signature = find_signature(servable.signatures, name or DEFAULT_SIGNATURE)
         self._check_method(signature)
-        request = read_inputs(body, document, name, signature)
-        self._submit_predict(
-            route, servable, signature.name, request.inputs, request.row_format, respond, started_ns
-        )
+        by_row, inputs = read_inputs(body, document, name, signature)
+        self._submit_predict(route, servable, signature.name, inputs, by_row, respond, started_ns)
 
     def _check_method(self, signature: Signature) -> None:
         if self._check_methods:

@@ -210,7 +210,7 @@ class RestConnection(asyncio.Protocol):
         written, self._written_head = self._written_head, b""
         head.route = self._service.find_model_call(head.method, head.target)
         if written and head.route is not None:
-            self._service.known_heads.keep(written, head)
+            self._service.remember(written, head)
 
     def _note_arriving(self) -> None:
         arriving_bytes = self.arriving_bytes

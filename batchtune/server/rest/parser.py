@@ -15,7 +15,6 @@ from http import HTTPStatus
 import httptools
 
 from batchtune.server.rest.calls import Route
-from batchtune.wire.encoding import Memo
 from batchtune.wire.listener import SharedLimits
 
 # What the head of a request says to the API, and how the head of an answer reads.
@@ -83,6 +82,19 @@ class Head:
         accepted = _GZIP.search(self.fields.get(b"accept-encoding", b""))
         return accepted is not None and accepted["weight"] not in {b"0", b"0.0", b"0.00", b"0.000"}
 
+    def is_remembered(self, written: bytes, *, but_with: set[bytes]) -> bool:
+        """Whether the head, which was `written` so, is short, a POST with a content-length, keeps the connection, and
+        has none of the fields `but_with`."""
+        kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
+        return (
+            len(written) <= kept_bytes_max
+            and self.keep_alive
+            and not self.is_http_1_0
+            and self.body_bytes >= 0
+            and written.startswith(b"POST ")
+            and but_with.isdisjoint(self.fields)
+        )
+
     @property
     def wants_continue(self) -> bool:
         """Whether the client waits for a 100 before it sends the body."""
@@ -124,32 +136,6 @@ class HttpRequest:
     def body(self) -> bytes:
         """Return the whole body."""
         return bytes(self.pieces[0]) if len(self.pieces) == 1 else b"".join(self.pieces)
-
-
-class KnownHeads:
-    """Remembers heads of model calls by their bytes, to parse them once; at 1 MiB it begins anew.
-
-    but_with: fields whose presence keeps a head from being remembered.
-    """
-
-    def __init__(self, *, but_with: set[bytes]) -> None:
-        self._fields_of_others = frozenset({b"content-encoding", b"expect", b"upgrade"}) | but_with
-        self._heads: Memo[bytes, Head] = Memo(1_024)
-        self.get = self._heads.get
-
-    def keep(self, written: bytes, head: Head) -> None:
-        """Remember a head by its bytes if it is short, a POST with a content-length, and keeps the connection."""
-        kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
-        if (
-            len(written) > kept_bytes_max
-            or not head.keep_alive
-            or head.is_http_1_0
-            or head.body_bytes < 0
-            or not written.startswith(b"POST ")
-            or not self._fields_of_others.isdisjoint(head.fields)
-        ):
-            return
-        self._heads.keep(written, head)
 
 
 def origin_form(target: bytes) -> bytes:

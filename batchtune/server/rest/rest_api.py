@@ -22,9 +22,10 @@ from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.rest.calls import TUNING_PATH, RestCalls, Route, find_route, is_api_path
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.parser import PROXY_FIELDS, Head, HttpRequest, KnownHeads
+from batchtune.server.rest.parser import PROXY_FIELDS, Head, HttpRequest
 from batchtune.server.server_flags import ServerFlags
 from batchtune.system import is_loopback
+from batchtune.wire.encoding import Memo
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.listener import SharedBytes
 from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
@@ -132,9 +133,10 @@ class RestApi:
             timeout_s=flags.rest_api_timeout_in_ms / 1000,
             check_methods=flags.enable_signature_method_name_check,
         )
-        self.known_heads = KnownHeads(
-            but_with={b"accept-encoding"} if flags.rest_api_enable_gzip_answers else set()
-        )
+        self.known_heads: Memo[bytes, Head] = Memo(1_024)  # of model calls, by their bytes: at most 1 MiB
+        self._fields_of_others = {b"content-encoding", b"expect", b"upgrade"}
+        if flags.rest_api_enable_gzip_answers:
+            self._fields_of_others.add(b"accept-encoding")
         self.start_model_call = self.calls.start
         self.body_bytes_max = flags.rest_api_max_body_bytes
         self.inflated_bytes_max = 100 << 20  # TensorFlow Serving's limit, gzip_zlib.h
@@ -148,6 +150,11 @@ class RestApi:
         self._inflating = Inflating()
         self._metrics = metrics
         self._monitoring_path = (monitoring_path or "").encode()
+
+    def remember(self, written: bytes, head: Head) -> None:
+        """Remember a model call's head by its bytes, to parse it once, where `Head.is_remembered` allows that."""
+        if head.is_remembered(written, but_with=self._fields_of_others):
+            self.known_heads.keep(written, head)
 
     def share(self, unsent: SharedBytes) -> None:
         """Count the bytes of inflated requests together with those of `unsent` answers, under one limit."""

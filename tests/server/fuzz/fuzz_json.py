@@ -10,7 +10,7 @@ import json
 import time
 
 from batchtune.server.rest.json.answers import error_answer
-from batchtune.server.rest.json.predict_request import FloatRows, parse_examples, parse_predict
+from batchtune.server.rest.json.predict_request import float_rows_reader, parse_examples, parse_predict
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from tests.server.fuzz.fuzz_mutations import Mutator, run
@@ -71,26 +71,26 @@ SIGNATURES = [
     signature("float32", "object"),
     signature("object", "int64"),
 ]
-FLOAT_ROWS = FloatRows()
+READ_FLOAT_ROWS = float_rows_reader()
 
 
 def check(body: bytes) -> None:
     """Read the body as every kind of request; raise unless each ends in a value or a StatusError that is sound."""
     for chosen in (SIGNATURES[len(body) % len(SIGNATURES)], SIGNATURES[0]):
         try:
-            request = parse_predict(body, lambda _name, one=chosen: one)  # type: ignore[misc]
+            _, _, inputs = parse_predict(body, lambda _name, one=chosen: one)  # type: ignore[misc]
         except StatusError as error:
             check_error(error)
         else:
             dtypes = {spec.name: spec.dtype for spec in chosen.inputs}
-            assert {name: array.dtype.name for name, array in request.inputs.items()} == dtypes
+            assert {name: array.dtype.name for name, array in inputs.items()} == dtypes
     try:
         parse_examples(body)[1].SerializeToString()
     except StatusError as error:
         check_error(error)
-    rows = FLOAT_ROWS.read(body)
+    rows = READ_FLOAT_ROWS(body)
     if rows is not None:
-        expected = parse_predict(body, lambda _name: SIGNATURES[0]).inputs["x"]
+        expected = parse_predict(body, lambda _name: SIGNATURES[0])[2]["x"]
         assert (rows.shape, rows.tobytes()) == (expected.shape, expected.tobytes())
 
 

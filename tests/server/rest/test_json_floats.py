@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.server.rest.json import predict_request
-from batchtune.server.rest.json.predict_request import FloatRows, parse_predict, takes_float_rows
+from batchtune.server.rest.json.predict_request import float_rows_reader, parse_predict, takes_float_rows
 from batchtune.wire.status import StatusError
 from tests.server.server_fakes import FakeServable, RunningRest, running_rest, signature, spec
 
@@ -32,7 +32,7 @@ NESTS = st.recursive(
 
 def by_the_long_way(body: bytes) -> Any:
     try:
-        return parse_predict(body, lambda name: SIGNATURE).inputs["x"]
+        return parse_predict(body, lambda name: SIGNATURE)[2]["x"]
     except StatusError as error:
         return error
 
@@ -41,7 +41,7 @@ def by_the_long_way(body: bytes) -> Any:
 @given(st.one_of(ROWS, NESTS), st.sampled_from([None, 1]))
 def test_what_is_read_is_what_the_long_way_reads(instances: Any, indent: int | None) -> None:
     body = json.dumps({"instances": instances}, indent=indent).encode()
-    rows = FloatRows().read(body)
+    rows = float_rows_reader()(body)
     if rows is not None:
         expected = by_the_long_way(body)
         assert (rows.dtype, rows.shape) == (expected.dtype, expected.shape)
@@ -58,7 +58,7 @@ def test_what_is_read_is_what_the_long_way_reads(instances: Any, indent: int | N
     ],
 )
 def test_a_matrix_of_numbers_is_read(body: bytes) -> None:
-    rows = FloatRows().read(body)
+    rows = float_rows_reader()(body)
     assert rows is not None
     assert rows.tobytes() == by_the_long_way(body).tobytes()
 
@@ -96,23 +96,23 @@ def test_a_matrix_of_numbers_is_read(body: bytes) -> None:
     ],
 )
 def test_all_else_is_left_to_the_long_way(body: bytes) -> None:
-    reader = FloatRows()
-    assert reader.read(body) is None
-    assert reader.read(b'{"instances": [[1]]}') is not None
+    read = float_rows_reader()
+    assert read(body) is None
+    assert read(b'{"instances": [[1]]}') is not None
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 def test_beyond_float32_is_infinity() -> None:
     body = b'{"instances": [[1e300, -1e39]]}'
-    rows = FloatRows().read(body)
+    rows = float_rows_reader()(body)
     assert rows is not None
     assert rows.tolist() == by_the_long_way(body).tolist() == [[np.inf, -np.inf]]
 
 
 def test_importing_silences_the_warning_of_that_cast() -> None:
     code = (
-        "from batchtune.server.rest.json.predict_request import FloatRows\n"
-        "assert FloatRows().read(b'{\"instances\": [[1e300]]}') is not None"
+        "from batchtune.server.rest.json.predict_request import float_rows_reader\n"
+        "assert float_rows_reader()(b'{\"instances\": [[1e300]]}') is not None"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
@@ -122,7 +122,7 @@ def test_importing_silences_the_warning_of_that_cast() -> None:
 
 def test_without_the_library_every_body_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict_request, "_new_parser", None)
-    assert FloatRows().read(b'{"instances": [[1]]}') is None
+    assert float_rows_reader()(b'{"instances": [[1]]}') is None
 
 
 def test_only_one_matrix_of_float32_takes_the_short_way() -> None:

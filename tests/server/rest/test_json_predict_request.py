@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.rest.json.predict_request import JsonPredict, parse_predict
+from batchtune.server.rest.json.predict_request import parse_predict
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
@@ -22,12 +23,13 @@ def make_signature(**inputs: str) -> Signature:
     return Signature(name="serving_default", method_name="", inputs=specs, outputs=())
 
 
-def parse(body: bytes | str | dict[str, Any], **inputs: str) -> JsonPredict:
+def parse(body: bytes | str | dict[str, Any], **inputs: str) -> SimpleNamespace:
     if isinstance(body, dict):
         body = json.dumps(body)
     raw = body.encode() if isinstance(body, str) else body
     signature = make_signature(**(inputs or {"x": "float32"}))
-    return parse_predict(raw, lambda name: signature)
+    _, by_row, read = parse_predict(raw, lambda name: signature)
+    return SimpleNamespace(row_format=by_row, inputs=read)
 
 
 def refusal(body: bytes | str | dict[str, Any], **inputs: str) -> StatusError:

@@ -103,10 +103,9 @@ def read_predict(
     An error is returned, not raised: a raised one would keep the body in memory.
     """
     try:
-        request = parse_predict(body, lambda name: find_signature(signatures, name))
+        return parse_predict(body, lambda name: find_signature(signatures, name))
     except StatusError as error:
         return StatusError(error.code, error.message)
-    return request.signature.name, request.row_format, request.inputs
 
 
 def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:

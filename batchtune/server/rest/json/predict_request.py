@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,21 +57,19 @@ _FLOAT64 = np.dtype("<f8")  # made once: half a microsecond of each request
 _FLOAT32 = np.dtype("float32")
 
 
-class FloatRows:
-    """Reads bodies that are only a matrix of numbers; for one thread, since its parser reuses its memory."""
+def float_rows_reader() -> Callable[[bytes], NDArray[np.float32] | None]:
+    """Return a function that reads the matrix `instances` of a predict body as float32 of shape (rows, width).
 
-    def __init__(self) -> None:
-        self._parse = None if _new_parser is None else _new_parser().parse
+    It returns None for any body with more than that and the default signature's name, or with faults. For one thread,
+    since its parser reuses its memory.
+    """
+    parse = None if _new_parser is None else _new_parser().parse
 
-    def read(self, body: bytes) -> NDArray[np.float32] | None:
-        """Return the matrix `instances` of a predict body as float32 of shape (rows, width).
-
-        None for any body with more than that and the default signature's name, or with faults.
-        """
-        if self._parse is None or body.find(b"{", 1) >= 0:  # rows by name
+    def read(body: bytes) -> NDArray[np.float32] | None:
+        if parse is None or body.find(b"{", 1) >= 0:  # rows by name
             return None
         try:
-            document: Any = self._parse(body)
+            document: Any = parse(body)
             rows = document["instances"]
             count, width = len(rows), len(rows[0])
             values = np.frombuffer(rows.as_buffer(of_type="d"), _FLOAT64).reshape(count, width)
@@ -84,6 +82,8 @@ class FloatRows:
             return values.astype(_FLOAT32)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, RuntimeWarning):
             return None
+
+    return read
 
 
 def takes_float_rows(specs: tuple[TensorSpec, ...]) -> bool:
@@ -107,16 +107,11 @@ def _is_matrix(body: bytes, rows: Any, count: int, width: int) -> bool:
 warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning, re.escape(__name__))
 
 
-class JsonPredict(NamedTuple):
-    """A parsed predict body: the signature, whether it (and so the answer) is by row, the inputs by name."""
-
-    signature: Signature
-    row_format: bool
-    inputs: dict[str, NDArray[Any]]
-
-
-def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> JsonPredict:
-    """Parse the body of a predict call.
+def parse_predict(
+    body: bytes, find_signature: Callable[[str], Signature]
+) -> tuple[str, bool, dict[str, NDArray[Any]]]:
+    """Parse the body of a predict call; returns (signature name, whether it, and so the answer, is by row, inputs by
+    name).
 
     find_signature: name of a signature, never "" -> the signature; may raise StatusError.
 
@@ -126,11 +121,15 @@ def parse_predict(body: bytes, find_signature: Callable[[str], Signature]) -> Js
     """
     document = parse_request_object(body)
     name = signature_name(document)
-    return read_inputs(body, document, name, find_signature(name or DEFAULT_SIGNATURE))
+    signature = find_signature(name or DEFAULT_SIGNATURE)
+    return signature.name, *read_inputs(body, document, name, signature)
 
 
-def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: Signature) -> JsonPredict:
-    """Read the inputs of a predict call from `document`, which was parsed from `body`.
+def read_inputs(
+    body: bytes, document: Mapping[str, Any], name: str, signature: Signature
+) -> tuple[bool, dict[str, NDArray[Any]]]:
+    """Read the inputs of a predict call from `document`, which was parsed from `body`; returns (whether it is by row,
+    inputs by name).
 
     name: the signature's name in the body, "": none, then it is the default.
 
@@ -150,15 +149,10 @@ def read_inputs(body: bytes, document: Mapping[str, Any], name: str, signature: 
             raise malformed(document, "Expecting 'instances' to be an list/array")
         if not instances:
             raise malformed(document, "No values in 'instances' array")
-        reader = _JsonReader(_may_hold_booleans(body, document))
-        return JsonPredict(
-            signature=signature, row_format=True, inputs=reader.rows(instances, signature.inputs)
-        )
+        return True, _rows(instances, signature.inputs, _may_hold_booleans(body, document))
     if "inputs" not in document:
         raise invalid_argument("Missing 'inputs' or 'instances' key")
-    reader = _JsonReader(_may_hold_booleans(body, document))
-    inputs = reader.columns(document["inputs"], signature.inputs)
-    return JsonPredict(signature=signature, row_format=False, inputs=inputs)
+    return False, _columns(document["inputs"], signature.inputs, _may_hold_booleans(body, document))
 
 
 def parse_request_object(body: bytes) -> dict[str, Any]:
@@ -177,100 +171,103 @@ def signature_name(document: Mapping[str, Any]) -> str:
     return name
 
 
-class _JsonReader:
-    """Turns the JSON values of a request into arrays; may_hold_booleans: true or false may occur in it."""
-
-    __slots__ = ("_may_hold_booleans",)
-
-    def __init__(self, may_hold_booleans: bool) -> None:
-        self._may_hold_booleans = may_hold_booleans
-
-    def rows(self, instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
-        """Return the inputs, by name, of an `instances` list, whose elements are the rows."""
-        first = instances[0]
-        if not isinstance(first, dict):
-            if len(specs) > 1:
-                raise invalid_argument(
-                    "instances is a plain list, but expecting list of objects as multiple input tensors required as "
-                    "per tensorinfo_map"
-                )
-            values = self._quickly(instances, specs[0].dtype)
-            if values is not None:
-                return {specs[0].name: values}
-        elif not is_base64_object(first):
-            columns = self._named_rows_quickly(instances, specs)
-            if columns is not None:
-                return columns
-        return _rows_carefully(instances, specs)
-
-    def columns(self, inputs: Any, specs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]]:
-        """Return the inputs, by name, of an `inputs` value, each with the shape that it has in the JSON."""
-        if isinstance(inputs, dict) and not is_base64_object(inputs):
-            tensors = {}
-            for spec in specs:
-                if spec.name not in inputs:
-                    raise invalid_argument(f"Missing named input: {spec.name} in 'inputs' object.")
-                tensors[spec.name] = self._tensor(inputs[spec.name], spec.dtype)
-            return tensors
+def _rows(
+    instances: list[Any], specs: tuple[TensorSpec, ...], may_hold_booleans: bool
+) -> dict[str, NDArray[Any]]:
+    """Return the inputs, by name, of an `instances` list, whose elements are the rows."""
+    first = instances[0]
+    if not isinstance(first, dict):
         if len(specs) > 1:
             raise invalid_argument(
-                "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
-                "tensorinfo_map"
+                "instances is a plain list, but expecting list of objects as multiple input tensors required as "
+                "per tensorinfo_map"
             )
-        return {specs[0].name: self._tensor(inputs, specs[0].dtype)}
+        values = _quickly(instances, specs[0].dtype, may_hold_booleans)
+        if values is not None:
+            return {specs[0].name: values}
+    elif not is_base64_object(first):
+        columns = _named_rows_quickly(instances, specs, may_hold_booleans)
+        if columns is not None:
+            return columns
+    return _rows_carefully(instances, specs)
 
-    def _tensor(self, value: Any, dtype: str) -> NDArray[Any]:
-        if isinstance(value, list):
-            tensor = self._quickly(value, dtype)
-            if tensor is not None:
-                return tensor
-        return dense_tensor(value, dtype)
 
-    def _named_rows_quickly(
-        self, instances: list[Any], specs: tuple[TensorSpec, ...]
-    ) -> dict[str, NDArray[Any]] | None:
-        columns = {}
-        count = len(specs)
-        try:
-            for row in instances:
-                if len(row) != count:
-                    return None
-            for spec in specs:
-                name = spec.name
-                tensor = self._quickly([row[name] for row in instances], spec.dtype)
-                if tensor is None:
-                    return None
-                columns[name] = tensor
-        except (KeyError, TypeError, IndexError):  # an element that is no object, or has other keys
-            return None
-        return columns
+def _columns(
+    inputs: Any, specs: tuple[TensorSpec, ...], may_hold_booleans: bool
+) -> dict[str, NDArray[Any]]:
+    """Return the inputs, by name, of an `inputs` value, each with the shape that it has in the JSON."""
+    if isinstance(inputs, dict) and not is_base64_object(inputs):
+        tensors = {}
+        for spec in specs:
+            if spec.name not in inputs:
+                raise invalid_argument(f"Missing named input: {spec.name} in 'inputs' object.")
+            tensors[spec.name] = _tensor(inputs[spec.name], spec.dtype, may_hold_booleans)
+        return tensors
+    if len(specs) > 1:
+        raise invalid_argument(
+            "inputs is a plain value/list, but expecting an object as multiple input tensors required as per "
+            "tensorinfo_map"
+        )
+    return {specs[0].name: _tensor(inputs, specs[0].dtype, may_hold_booleans)}
 
-    def _quickly(self, values: list[Any], dtype: str) -> NDArray[Any] | None:
-        """Return nested lists as an array; None where they are irregular or values need the slow path."""
-        shape = [len(values)]
-        flat = values
-        while flat and type(flat[0]) is list:
-            length = len(flat[0])
-            shape.append(length)
-            if len(shape) > MAX_RANK:
+
+def _tensor(value: Any, dtype: str, may_hold_booleans: bool) -> NDArray[Any]:
+    if isinstance(value, list):
+        tensor = _quickly(value, dtype, may_hold_booleans)
+        if tensor is not None:
+            return tensor
+    return dense_tensor(value, dtype)
+
+
+def _named_rows_quickly(
+    instances: list[Any], specs: tuple[TensorSpec, ...], may_hold_booleans: bool
+) -> dict[str, NDArray[Any]] | None:
+    columns = {}
+    count = len(specs)
+    try:
+        for row in instances:
+            if len(row) != count:
                 return None
-            if len(flat) == 1:
-                flat = flat[0]
-            elif set(map(type, flat)) == {list} and set(map(len, flat)) == {length}:
-                flat = list(chain.from_iterable(flat))
-            else:
+        for spec in specs:
+            name = spec.name
+            tensor = _quickly([row[name] for row in instances], spec.dtype, may_hold_booleans)
+            if tensor is None:
                 return None
-        wire_type = WIRE_TYPES.get(dtype)
-        if wire_type is not None:
-            if self._may_hold_booleans and bool in set(map(type, flat)):
-                return None
-            return _packed(flat, shape, dtype, wire_type)
-        types = set(map(type, flat))
-        if dtype == "object" and types == {str}:
-            return array_of([to_bytes(text) for text in flat], shape, dtype)
-        if dtype == "bool" and types == {bool}:
-            return array_of(flat, shape, dtype)
+            columns[name] = tensor
+    except (KeyError, TypeError, IndexError):  # an element that is no object, or has other keys
         return None
+    return columns
+
+
+def _quickly(values: list[Any], dtype: str, may_hold_booleans: bool) -> NDArray[Any] | None:
+    """Return nested lists as an array; None where they are irregular or values need the slow path.
+
+    may_hold_booleans: true or false may occur in them.
+    """
+    shape = [len(values)]
+    flat = values
+    while flat and type(flat[0]) is list:
+        length = len(flat[0])
+        shape.append(length)
+        if len(shape) > MAX_RANK:
+            return None
+        if len(flat) == 1:
+            flat = flat[0]
+        elif set(map(type, flat)) == {list} and set(map(len, flat)) == {length}:
+            flat = list(chain.from_iterable(flat))
+        else:
+            return None
+    wire_type = WIRE_TYPES.get(dtype)
+    if wire_type is not None:
+        if may_hold_booleans and bool in set(map(type, flat)):
+            return None
+        return _packed(flat, shape, dtype, wire_type)
+    types = set(map(type, flat))
+    if dtype == "object" and types == {str}:
+        return array_of([to_bytes(text) for text in flat], shape, dtype)
+    if dtype == "bool" and types == {bool}:
+        return array_of(flat, shape, dtype)
+    return None
 
 
 def _may_hold_booleans(body: bytes, document: Mapping[str, Any]) -> bool:

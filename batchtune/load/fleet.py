@@ -250,12 +250,12 @@ class LoadFleet:
         start_ns = ask_start_ns()
         self._tell("stop" if stops else start_ns)
         late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
-        view = LiveView(
-            [table for of_worker in tables for table in of_worker],
-            start_ns=start_ns,
-            overdue_after_s=late_s,
-            first_tokens=parts[0].gaps_max > 0,
-        )
+        is_stream = parts[0].gaps_max > 0
+        live_tables = [
+            LiveTable(columns, overdue_after_s=late_s, first_tokens=is_stream)
+            for of_worker in tables
+            for columns in of_worker
+        ]
         give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
         stopping = False
         done: dict[int, load_process.Reports] = {}
@@ -265,7 +265,7 @@ class LoadFleet:
             if time.monotonic() < next_look:
                 continue
             next_look = time.monotonic() + LIVE_INTERVAL_S
-            live = view.look()
+            live = live_of(live_tables, start_ns)
             if on_progress is not None:
                 on_progress(live)
             if not stopping and (stops or (should_stop is not None and should_stop(live))):
@@ -395,51 +395,41 @@ def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
     )
 
 
-class LiveView:
-    """Summarises the columns of all workers of a job; the cost of `look()` grows with recent requests only.
+def live_of(tables: Sequence[LiveTable], start_ns: int) -> LiveAggregate:
+    """Return the live figures of all workers of a job together, as they are now; `start_ns`: when it started."""
+    now_ns = time.monotonic_ns()
+    elapsed_s = max(0.0, (now_ns - start_ns) / 1e9)
+    counts, recents = zip(*(table.look(now_ns) for table in tables), strict=True)
+    sent, done, errors, late, overdue = (sum(of_one) for of_one in zip(*counts, strict=True))
+    recent = np.concatenate(recents)
+    p50_ns, p95_ns = np.quantile(recent, (0.5, 0.95)) if len(recent) else (float("nan"), float("nan"))
+    return LiveAggregate(
+        elapsed_s=elapsed_s,
+        sent=sent,
+        done=done,
+        errors=errors,
+        late=late,
+        throughput_rps=len(recent) / min(max(elapsed_s, 1e-3), RECENT_NS / 1e9),
+        p50_s=float(p50_ns) / 1e9,
+        p95_s=float(p95_ns) / 1e9,
+        in_flight=sent - done,
+        overdue=overdue,
+    )
 
-    `first_tokens`: requests count as late and overdue by their first token, not by the end of the answer.
+
+class LiveTable:
+    """Counts the requests in one worker's columns; the cost of `look` grows with recent requests only.
+
+    Rows below `_settled` have all ended and are counted once. `first_tokens`: requests count as late and overdue by
+    their first token, not by the end of the answer.
     """
 
-    def __init__(
-        self, tables: Sequence[Columns], *, start_ns: int, overdue_after_s: float, first_tokens: bool = False
-    ) -> None:
-        self._tables = [
-            _Table(columns, int(overdue_after_s * 1e9), first_tokens=first_tokens) for columns in tables
-        ]
-        self._start_ns = start_ns
-
-    def look(self) -> LiveAggregate:
-        """Return the live figures of all workers together, as they are now."""
-        now_ns = time.monotonic_ns()
-        elapsed_s = max(0.0, (now_ns - self._start_ns) / 1e9)
-        counts, recents = zip(*(table.look(now_ns) for table in self._tables), strict=True)
-        sent, done, errors, late, overdue = (sum(of_one) for of_one in zip(*counts, strict=True))
-        recent = np.concatenate(recents)
-        p50_ns, p95_ns = np.quantile(recent, (0.5, 0.95)) if len(recent) else (float("nan"), float("nan"))
-        return LiveAggregate(
-            elapsed_s=elapsed_s,
-            sent=sent,
-            done=done,
-            errors=errors,
-            late=late,
-            throughput_rps=len(recent) / min(max(elapsed_s, 1e-3), RECENT_NS / 1e9),
-            p50_s=float(p50_ns) / 1e9,
-            p95_s=float(p95_ns) / 1e9,
-            in_flight=sent - done,
-            overdue=overdue,
-        )
-
-
-class _Table:
-    """One worker's columns; rows below `_settled` have all ended and are counted once."""
-
-    def __init__(self, columns: Columns, overdue_after_ns: int, *, first_tokens: bool) -> None:
+    def __init__(self, columns: Columns, *, overdue_after_s: float, first_tokens: bool = False) -> None:
         self._header = columns.header
         self._begun = columns.times("first_byte") if first_tokens else None
         self._due, self._done = columns.times("due"), columns.times("done")
         self._outcome = columns.outcomes()
-        self._overdue_after_ns = overdue_after_ns
+        self._overdue_after_ns = int(overdue_after_s * 1e9)
         self._settled = 0
         self._settled_errors = 0
         self._settled_late = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.load.fleet import LiveView
+from batchtune.load.fleet import LiveTable, live_of
 from batchtune.load.job import LoadJob, WorkerReport, samples_of, split
 from batchtune.load.samples import (
     ENDED,
@@ -224,8 +224,8 @@ def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(
     columns: Columns, now_ns: int
 ) -> None:
     start_ns = now_ns - SECOND_NS
-    view = LiveView([columns], start_ns=start_ns, overdue_after_s=0.1)
-    assert view.look().sent == 0
+    tables = [LiveTable(columns, overdue_after_s=0.1)]
+    assert live_of(tables, start_ns).sent == 0
     for index in range(20):
         columns.due[index] = columns.sent[index] = start_ns + index * 1_000_000
     for index in (*range(5), *range(6, 15)):
@@ -234,26 +234,26 @@ def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(
     columns.header[ISSUED] = 20
     columns.header[OLDEST_PENDING] = 5
     for _ in range(2):
-        live = view.look()
+        live = live_of(tables, start_ns)
         assert (live.sent, live.done, live.errors, live.late) == (20, 14, 1, 1)
         assert (live.in_flight, live.overdue) == (6, 6)
         assert live.p50_s == pytest.approx(0.01)
     columns.outcome[5] = Status.OK + ENDED
     columns.done[5] = columns.due[5] + 500_000_000
     columns.header[OLDEST_PENDING] = 15
-    live = view.look()
+    live = live_of(tables, start_ns)
     assert (live.done, live.errors, live.late, live.in_flight) == (15, 1, 2, 5)
     assert live.throughput_rps > 0
 
 
 def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns, now_ns: int) -> None:
-    view = LiveView([columns], start_ns=now_ns - 10 * SECOND_NS, overdue_after_s=1.0)
+    tables = [LiveTable(columns, overdue_after_s=1.0)]
     for index in range(10):
         columns.due[index] = now_ns - (5 * SECOND_NS if index < 5 else SECOND_NS // 10)
         columns.done[index] = columns.due[index] + (50_000_000 if index < 5 else 1_000_000)
         columns.outcome[index] = Status.OK + ENDED
     columns.header[ISSUED] = columns.header[OLDEST_PENDING] = 10
-    live = view.look()
+    live = live_of(tables, now_ns - 10 * SECOND_NS)
     assert live.p95_s == pytest.approx(0.001)
     assert live.throughput_rps == pytest.approx(5.0)
     assert live.done == 10
@@ -276,7 +276,8 @@ def test_a_look_at_a_worker_that_goes_on_meanwhile_counts_what_it_saw(columns: C
         columns.due[index] = columns.done[index] = now_ns - SECOND_NS // 2
         columns.outcome[index] = Status.OK + ENDED
     seen = SimpleNamespace(times=columns.times, outcomes=columns.outcomes, header=GoesOn())
-    live = LiveView([seen], start_ns=now_ns - SECOND_NS, overdue_after_s=0.1).look()  # type: ignore[list-item]
+    tables = [LiveTable(seen, overdue_after_s=0.1)]  # type: ignore[arg-type]
+    live = live_of(tables, now_ns - SECOND_NS)
     assert (live.sent, live.done, live.in_flight, live.overdue) == (6, 6, 0, 0)
 
 

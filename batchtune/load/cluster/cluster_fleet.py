@@ -306,10 +306,10 @@ class ClusterFleet:
         while running:
             for worker in tuple(running):
                 with self._blaming(worker):
-                    progress = worker.host.look()
-                    if progress.live is not None:
-                        lives[worker.name] = progress.live
-                    if progress.ended:
+                    last, ended = worker.host.look()
+                    if last is not None:
+                        lives[worker.name] = last
+                    if ended:
                         running.remove(worker)
                     elif self._now_ns() > give_up_ns:
                         raise MeasurementInvalidError("it does not report back")

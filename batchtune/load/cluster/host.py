@@ -110,14 +110,6 @@ class Place:
     niceness: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a host has come with its part of a job; `live` None: no figures yet."""
-
-    live: LiveAggregate | None
-    ended: bool
-
-
 def at_usual_priority() -> None:
     """Set the niceness of this process, and of what it starts, to 0 (Ray starts actors at 15), where CAP_SYS_NICE
     allows it."""
@@ -144,9 +136,9 @@ class Host:
     """One worker process, on this machine: in the actor of a Ray node, in this process, or in a test.
 
     The process of the host itself only waits and answers the head: nothing of Ray runs in the process that sends. Every
-    call returns soon; its part of a job runs between `start` and `Progress.ended`. By way of Ray each method raises
-    MeasurementInvalidError when the host is gone (it has died, does not answer, or cannot run its part of a job any
-    more), and TargetError and UsageError as its worker raises them.
+    call returns soon; its part of a job runs from `start` until `look` says that it ended. By way of Ray each method
+    raises MeasurementInvalidError when the host is gone (it has died, does not answer, or cannot run its part of a job
+    any more), and TargetError and UsageError as its worker raises them.
     """
 
     def __init__(self) -> None:
@@ -185,7 +177,8 @@ class Host:
         if self._part is not None:
             self._part.stop()
 
-    def look(self) -> Progress:
+    def look(self) -> tuple[LiveAggregate | None, bool]:
+        """Return (live figures of the part, None: none yet; whether it has ended)."""
         return self._running().look()
 
     def count(self) -> int:
@@ -252,11 +245,11 @@ class _RunningPart:
     def stop(self) -> None:
         self._stops.append(0)
 
-    def look(self) -> Progress:
+    def look(self) -> tuple[LiveAggregate | None, bool]:
         ended = not self._thread.is_alive()
         if ended:
             self._raise_fault()
-        return Progress(live=self._live, ended=ended)
+        return self._live, ended
 
     def samples(self) -> Samples:
         self._raise_fault()

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from batchtune.errors import BatchtuneError, MeasurementInvalidError, TargetError, UsageError
 from batchtune.load.cluster.cluster_fleet import client_max_rps, fleet_of
-from batchtune.load.cluster.host import Place, Progress, at_usual_priority, this_place
+from batchtune.load.cluster.host import Place, at_usual_priority, this_place
 from batchtune.load.cluster.ray_actors import RayActors
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
@@ -153,13 +153,13 @@ class NodeStation:
         self._live = None
         self._trial = self._thread.submit(self._bench.run, plan)
 
-    def look(self) -> Progress:
+    def look(self) -> tuple[LiveAggregate | None, bool]:
         """Return the last live counts of the trial begun, and whether it has ended.
 
         Raises:
             MeasurementInvalidError: no trial was begun.
         """
-        return Progress(live=self._live, ended=self._begun().done())
+        return self._live, self._begun().done()
 
     def result(self) -> FinishedTrial:
         """Return the trial that has ended.
@@ -288,12 +288,12 @@ class _NodeTrials:
         self._station.begin(plan)
         look_step_s = 0.25
         while not self.closed:
-            progress = self._station.look()
-            if progress.ended:
+            live, ended = self._station.look()
+            if ended:
                 self.live = None
                 return self._station.result()
-            if progress.live is not None:
-                self.live = plan, progress.live
+            if live is not None:
+                self.live = plan, live
             self._sleep(look_step_s)
         raise MeasurementInvalidError("the sweep has ended")
 

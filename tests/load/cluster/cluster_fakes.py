@@ -13,7 +13,7 @@ import numpy as np
 
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.cluster.cluster_fleet import ClusterFleet
-from batchtune.load.cluster.host import Host, Place, Progress, this_place
+from batchtune.load.cluster.host import Host, Place, this_place
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import WorkerJob
 from batchtune.load.samples import Samples
@@ -114,7 +114,7 @@ class FakeHost:
         self._must_live()
         self.stopped = True
 
-    def look(self) -> Progress:
+    def look(self) -> tuple[LiveAggregate, bool]:
         self._must_live()
         elapsed_s = (self.own_ns(self.time.now_ns) - self.jump_ns - self.start_ns) / 1e9
         sent = int(np.count_nonzero(self._due_ns() <= elapsed_s * 1e9))
@@ -131,7 +131,7 @@ class FakeHost:
             overdue=0,
         )
         over = self.stopped or elapsed_s > self.parts[-1].arrivals.duration_s
-        return Progress(live=live, ended=over and not self.silent)
+        return live, over and not self.silent
 
     def count(self) -> int:
         return len(self._due_ns())

@@ -33,7 +33,7 @@ def result_of(station: NodeStation, plan: object) -> Any:
     station.begin(cast("Plan", plan))
     assert station._trial is not None
     station._trial.exception(timeout=30.0)
-    assert station.look().ended
+    assert station.look()[1]
     return station.result()
 
 

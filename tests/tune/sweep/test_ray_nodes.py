@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
-from batchtune.load.cluster.host import Place, Progress
+from batchtune.load.cluster.host import Place
 from batchtune.load.fleet import LiveAggregate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import placed_on_node
@@ -52,11 +52,11 @@ class FakeStation:
     def begin(self, plan: Plan) -> None:
         self._plan, self._looks = plan, 0
 
-    def look(self) -> Progress:
+    def look(self) -> tuple[None, bool]:
         if self._lost:
             raise MeasurementInvalidError("the actor died")
         self._looks += 1
-        return Progress(live=None, ended=self._looks > 1)
+        return None, self._looks > 1
 
     def result(self) -> FinishedTrial:
         assert self._plan is not None

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.answers import check_answers
 from batchtune.load.clients.client import make_client
-from batchtune.load.clients.source import Client, ClosedSource, OpenSource
+from batchtune.load.clients.source import Client, ClosedSource, OpenSource, Source
 from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport
 from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder, Status
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
@@ -206,7 +206,7 @@ class Driver:
                 f"request.headers: {error}", hint="names and values are printable ASCII"
             ) from error
 
-    def _make_source(self) -> OpenSource | ClosedSource:
+    def _make_source(self) -> Source:
         arrivals = self._job.arrivals
         if isinstance(arrivals, Schedule):
             return OpenSource(self._columns, len(arrivals.due_ns), self._pacer.wake_at)

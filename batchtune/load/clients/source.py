@@ -21,26 +21,6 @@ NOTHING: Final = -1
 _monotonic_ns = time.monotonic_ns
 
 
-class Source(Protocol):
-    """Where a client gets its requests from; `now_ns` is CLOCK_MONOTONIC."""
-
-    def take(self, now_ns: int) -> int:
-        """Return the index of the next request for a connection or stream that is free, negative if none is due."""
-
-    def finished(self, now_ns: int) -> int:
-        """Return the index of the next request for a connection or stream whose request was answered, negative if none
-        is due."""
-
-    def released(self, now_ns: int) -> None:
-        """Note that a request has ended and that its connection or stream cannot be used again."""
-
-    def failed(self, now_ns: int) -> None:
-        """Note that a request failed together with its connection, or never got a connection."""
-
-    def backlog(self) -> int:
-        """Return how many requests could be sent now if connections or streams were free."""
-
-
 class Client(Protocol):
     """A way to send requests, with a pool of connections."""
 
@@ -112,6 +92,7 @@ class OpenSource:
             self._wake_at(due[index])
 
     def take(self, now_ns: int) -> int:
+        """Return the index of the next request for a connection or stream that is free, negative if none is due."""
         waiting = self._waiting
         while waiting:
             index = waiting.popleft()
@@ -128,6 +109,7 @@ class OpenSource:
     failed = released
 
     def backlog(self) -> int:
+        """Return how many requests could be sent now if connections or streams were free."""
         return len(self._waiting)
 
 
@@ -201,6 +183,8 @@ class ClosedSource:
         return index
 
     def finished(self, now_ns: int) -> int:
+        """Return the index of the next request for a connection or stream whose request was answered, negative if none
+        is due."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
             return self.take(now_ns)
@@ -214,12 +198,14 @@ class ClosedSource:
         return index
 
     def released(self, now_ns: int) -> None:
+        """Note that a request has ended and that its connection or stream cannot be used again."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
         else:
             self._ready.append(now_ns)
 
     def failed(self, now_ns: int) -> None:
+        """Note that a request failed together with its connection, or never got a connection."""
         back_off_ns = 10_000_000  # so that a dead server is not flooded
         self._think(now_ns, max(self._think_ns, back_off_ns))
 
@@ -240,3 +226,7 @@ class ClosedSource:
         events_ns = [*self._thinking[:1], *(begin_ns for begin_ns, _ in islice(self._turns, 1))]
         if events_ns:
             self._wake_at(min(events_ns))
+
+
+Source = OpenSource | ClosedSource
+"""Where a client gets its requests from; `now_ns` is CLOCK_MONOTONIC."""

@@ -127,22 +127,6 @@ def times_longer(
 SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPlan:
-    """The limit by which a run is watched, and what is known of the run beforehand."""
-
-    limit: Limit
-    error_ratio: float
-    warm_up_s: float
-    # None: a closed loop, whose backlog says nothing.
-    rate_rps: float | None
-    # Requests that are expected to share a batch, and so to be slow together, until the run shows it.
-    requests_per_batch: float = 1.0
-    # 1: no batching. Nothing tells beforehand how long slow spells last then, so until the run shows it,
-    # after six looks, only a majority of misses counts.
-    batch_rows_max: int = 1
-
-
 class _Spells:
     """Requests and misses of each stretch between two looks, from which the design effect is estimated;
     merged in pairs beyond 40."""
@@ -172,7 +156,7 @@ class _Spells:
         return effect_of_slices(requests, misses)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SloWatch:
     """Decides early whether a run meets a limit: called with each live aggregate, it returns True when the
     run can stop.
@@ -180,7 +164,16 @@ class SloWatch:
     `decision` is then PASS or FAIL; `requests` and `misses` are those since the warm-up.
     """
 
-    plan: WatchPlan
+    limit: Limit
+    error_ratio: float
+    warm_up_s: float
+    # None: a closed loop, whose backlog says nothing.
+    rate_rps: float | None
+    # Requests that are expected to share a batch, and so to be slow together, until the run shows it.
+    requests_per_batch: float = 1.0
+    # 1: no batching. Nothing tells beforehand how long slow spells last then, so until the run shows it,
+    # after six looks, only a majority of misses counts.
+    batch_rows_max: int = 1
     decision: Decision = "UNSURE"
     requests: int = 0
     misses: int = 0
@@ -195,7 +188,7 @@ class SloWatch:
     def __call__(self, live: LiveAggregate) -> bool:
         if self.decision != "UNSURE":
             return True
-        if live.elapsed_s < self.plan.warm_up_s:
+        if live.elapsed_s < self.warm_up_s:
             return False
         if self._start is None:
             self._start = live
@@ -213,7 +206,7 @@ class SloWatch:
         The requests of a batch end together, and neighbouring batches share a queue: 2·batch − 0.6 covers the
         exact chain from light load to four fifths of capacity.
         """
-        return max(2.0 * self.plan.requests_per_batch - 0.6, self._spells.design_effect())
+        return max(2.0 * self.requests_per_batch - 0.6, self._spells.design_effect())
 
     def _count(self, live: LiveAggregate) -> None:
         start = self._start or live
@@ -222,11 +215,11 @@ class SloWatch:
         self._spells.add(self.requests, self.misses)
 
     def _misses(self, live: LiveAggregate) -> Decision | None:
-        if self.plan.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
+        if self.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
             return None
-        allowed = self.plan.limit.allowed_miss_ratio
+        allowed = self.limit.allowed_miss_ratio
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.
-        unsettled = self.plan.limit.seconds / max(self._elapsed_s(live), 1e-9)
+        unsettled = self.limit.seconds / max(self._elapsed_s(live), 1e-9)
         settled = self.requests * max(0.0, 1.0 - unsettled) if self._may_pass(live) else 0.0
         if likelihood_ratio(settled, self.misses, allowed) <= -SURE * self.design_effect:
             return "PASS"
@@ -241,7 +234,7 @@ class SloWatch:
         Where none are allowed one is too many; where half or more are, misses decide.
         """
         start = self._start or live
-        done, errors, allowed = live.done - start.done, live.errors - start.errors, self.plan.error_ratio
+        done, errors, allowed = live.done - start.done, live.errors - start.errors, self.error_ratio
         if done < 100 or errors <= allowed * done or allowed >= 0.5:
             return None
         if allowed > 0.0 and likelihood_ratio(done, errors, allowed) < SURE * self.design_effect:
@@ -251,38 +244,38 @@ class SloWatch:
     def _backlog(self, live: LiveAggregate) -> Decision | None:
         """FAIL where more requests stay in flight than rate × limit (Little's law), the most under a kept
         limit, give or take."""
-        if self.plan.rate_rps is None:
+        if self.rate_rps is None:
             return None
-        expected = self.plan.rate_rps * self.plan.limit.seconds
-        most = 2.0 * expected + 5.0 * math.sqrt(expected) + self.plan.batch_rows_max
+        expected = self.rate_rps * self.limit.seconds
+        most = 2.0 * expected + 5.0 * math.sqrt(expected) + self.batch_rows_max
         if live.in_flight <= most:
             self._backlog_since_s = None
             return None
         if self._backlog_since_s is None:
             self._backlog_since_s = live.elapsed_s
-        if live.elapsed_s - self._backlog_since_s <= max(0.3, 3.0 * self.plan.limit.seconds):
+        if live.elapsed_s - self._backlog_since_s <= max(0.3, 3.0 * self.limit.seconds):
             return None
         return "FAIL"
 
     def _drift(self, live: LiveAggregate) -> Decision | None:
         """FAIL where the requests in flight grow steadily, and answers come slower than requests."""
-        span_s = max(1.0, 10.0 * self.plan.limit.seconds)
+        span_s = max(1.0, 10.0 * self.limit.seconds)
         self._in_flight.append((live.elapsed_s, live.in_flight))
         while len(self._in_flight) > 2 and self._in_flight[1][0] <= live.elapsed_s - span_s:
             self._in_flight.popleft()
-        if self.plan.rate_rps is None or self._elapsed_s(live) < span_s or not self._grows(live):
+        if self.rate_rps is None or self._elapsed_s(live) < span_s or not self._grows(live):
             return None
         answered_rps = (live.done - (self._start or live).done) / self._elapsed_s(live)
-        if answered_rps >= 0.97 * self.plan.rate_rps:
+        if answered_rps >= 0.97 * self.rate_rps:
             return None
         return "FAIL"
 
     def _may_pass(self, live: LiveAggregate) -> bool:
         """Slight overload takes its time to break the limit: no PASS too soon, nor while in flight grows."""
-        return self._elapsed_s(live) >= 10.0 * self.plan.limit.seconds and not self._grows(live)
+        return self._elapsed_s(live) >= 10.0 * self.limit.seconds and not self._grows(live)
 
     def _grows(self, live: LiveAggregate) -> bool:
-        if len(self._in_flight) < 5 or live.in_flight <= self.plan.batch_rows_max:
+        if len(self._in_flight) < 5 or live.in_flight <= self.batch_rows_max:
             return False
         times, counts = (np.array(column, dtype=np.float64) for column in zip(*self._in_flight, strict=True))
         return _slope_t(times, counts) > 3.0

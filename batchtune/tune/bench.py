@@ -29,7 +29,7 @@ from batchtune.load.samples import Status
 from batchtune.measure.caveats import HostGuard, HostNoise
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.slo import SloWatch, WatchPlan, primary_limit
+from batchtune.measure.slo import SloWatch, primary_limit
 from batchtune.plain_values import as_text
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals_of
 from batchtune.scenario.payloads import RequestSet
@@ -454,7 +454,7 @@ class _ModelBench:
         run = LoadRun(
             arrivals=arrivals,
             warm_up_s=warm_up_s,
-            overdue_after_s=late_s if watch is None else watch.plan.limit.seconds,
+            overdue_after_s=late_s if watch is None else watch.limit.seconds,
             should_stop=self._ends(
                 watch or (None if limit_s is None else _hopeless(arrivals, warm_up_s=warm_up_s))
             ),
@@ -531,14 +531,12 @@ class _ModelBench:
         )
         batch_requests_max = 1 if self.scenario.request.protocol == "openai" else max(1, size // rows)
         return SloWatch(
-            WatchPlan(
-                limit=limit,
-                error_ratio=self.scenario.slo.error_ratio,
-                warm_up_s=warm_up_s,
-                rate_rps=plan.request.rate_rps,
-                requests_per_batch=max(1.0, 0.5 * batch_requests_max),
-                batch_rows_max=batch_requests_max,
-            )
+            limit=limit,
+            error_ratio=self.scenario.slo.error_ratio,
+            warm_up_s=warm_up_s,
+            rate_rps=plan.request.rate_rps,
+            requests_per_batch=max(1.0, 0.5 * batch_requests_max),
+            batch_rows_max=batch_requests_max,
         )
 
     def _counted_requests(self, plan: Plan) -> _Outcome:

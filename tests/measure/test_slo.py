@@ -12,7 +12,6 @@ from batchtune.measure.slo import (
     SURE,
     Limit,
     SloWatch,
-    WatchPlan,
     likelihood_ratio,
     limits_of,
     primary_limit,
@@ -41,7 +40,7 @@ def live(elapsed_s: float, **counts: int) -> LiveAggregate:
 
 def watch(**changes: object) -> SloWatch:
     plan = {"limit": P95, "error_ratio": 0.01, "warm_up_s": 1.0, "rate_rps": 500.0}
-    return SloWatch(WatchPlan(**(plan | changes)))
+    return SloWatch(**(plan | changes))
 
 
 @pytest.mark.parametrize(("requests", "bounds"), SINGLE_LOOK.items())

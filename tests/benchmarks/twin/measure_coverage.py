@@ -16,7 +16,7 @@ import numpy as np
 
 from batchtune.measure.measurement import measure
 from batchtune.measure.quantiles import QUANTILES, latency_quantiles, rate_estimate
-from batchtune.measure.slo import Limit, SloWatch, WatchPlan
+from batchtune.measure.slo import Limit, SloWatch
 from tests.measure.measure_streams import (
     Promise,
     batch_streams,
@@ -173,7 +173,7 @@ def verdicts() -> None:
             due_s, latency_s = batch_streams(rate_rps, TAU_S, streams=VERDICTS, requests=6000, seed=5)
             found, cost = {"PASS": 0, "FAIL": 0, "UNSURE": 0}, []
             for due, latency in zip(due_s, latency_s, strict=True):
-                plan = WatchPlan(
+                watch = SloWatch(
                     limit=limit,
                     error_ratio=0.01,
                     warm_up_s=0.5,
@@ -181,7 +181,6 @@ def verdicts() -> None:
                     requests_per_batch=exact_batch(rate_rps, TAU_S),
                     batch_rows_max=16,
                 )
-                watch = SloWatch(plan)
                 any(watch(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.05))
                 found[watch.decision] += 1
                 cost.append(watch.requests)

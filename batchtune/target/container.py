@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,18 +22,11 @@ def ending_with_us() -> tuple[str, ...]:
     return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The output of a program that ended; `failure`: why the output is of no use, "" where the exit code was
-    0."""
-
-    # Its stdout, stripped; "" with a failure.
-    output: str = ""
-    failure: str = ""
-
-
-def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> Answer:
-    """Run a program to its end and return its stdout, or why it failed; after `limit_s` seconds it is killed.
+def ask(
+    command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[str, str]:
+    """Run a program to its end; after `limit_s` seconds it is killed. Returns (its stdout, stripped, ""), or ("", why
+    it failed).
 
     `environment` is added to this process's own.
     """
@@ -50,15 +42,15 @@ def ask(command: Sequence[str], *, limit_s: float, environment: Mapping[str, str
             env={**os.environ, **(environment or {})},
         )
     except subprocess.TimeoutExpired:
-        return Answer(failure=f"no answer within {limit_s:g} s")
+        return "", f"no answer within {limit_s:g} s"
     except OSError as error:
-        return Answer(failure=f"cannot be started: {error.strerror}")
+        return "", f"cannot be started: {error.strerror}"
     if ended.returncode == 0:
-        return Answer(output=ended.stdout.strip())
+        return ended.stdout.strip(), ""
     if ended.returncode < 0:
-        return Answer(failure=f"ended by {signal.Signals(-ended.returncode).name}")
+        return "", f"ended by {signal.Signals(-ended.returncode).name}"
     last_words = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-    return Answer(failure=last_words[0].strip()[:200])
+    return "", last_words[0].strip()[:200]
 
 
 # A server in a container.

@@ -404,7 +404,7 @@ def _sample_models(*arguments: str, limit_s: float) -> str:
     Raises:
         TargetError: it failed, or took longer than `limit_s`.
     """
-    answer = ask([sys.executable, "-m", "batchtune.sample_models", *arguments], limit_s=limit_s)
-    if answer.failure:
-        raise TargetError(f"batchtune.sample_models {' '.join(arguments)}: {answer.failure}")
-    return answer.output
+    output, failure = ask([sys.executable, "-m", "batchtune.sample_models", *arguments], limit_s=limit_s)
+    if failure:
+        raise TargetError(f"batchtune.sample_models {' '.join(arguments)}: {failure}")
+    return output

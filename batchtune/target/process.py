@@ -462,8 +462,8 @@ class Container:
             except OSError:
                 return None
             # An engine answers within 0.1 s; one that hangs must not hang the sweep.
-            answer = ask([self._program, "inspect", "--format={{.State.Pid}}", container_id], limit_s=5.0)
-            self._pid = int(answer.output) or None if answer.output.isdigit() else None
+            pid, _ = ask([self._program, "inspect", "--format={{.State.Pid}}", container_id], limit_s=5.0)
+            self._pid = int(pid) or None if pid.isdigit() else None
         return self._pid
 
 

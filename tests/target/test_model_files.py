@@ -12,7 +12,6 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target import model_files
-from batchtune.target.container import Answer
 from batchtune.target.model_files import (
     lies_bare,
     located_model,
@@ -182,8 +181,8 @@ def test_a_link_is_served_under_its_own_name(tmp_path: Path) -> None:
 def test_a_sample_model_is_prepared_once_however_often_it_is_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def printed(command: list[str], **_limits: float) -> Answer:
-        return Answer(output="tiny" if "--list" in command else str(tmp_path))
+    def printed(command: list[str], **_limits: float) -> tuple[str, str]:
+        return "tiny" if "--list" in command else str(tmp_path), ""
 
     monkeypatch.setattr(model_files, "ask", printed)
     monkeypatch.setattr(model_files, "_EXPORTED", {})
@@ -194,8 +193,8 @@ def test_a_sample_model_is_prepared_once_however_often_it_is_launched(
 
 
 def test_a_sample_model_that_cannot_be_exported_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def printed(command: list[str], **_limits: float) -> Answer:
-        return Answer(output="tiny") if "--list" in command else Answer(failure="disk full")
+    def printed(command: list[str], **_limits: float) -> tuple[str, str]:
+        return ("tiny", "") if "--list" in command else ("", "disk full")
 
     monkeypatch.setattr(model_files, "ask", printed)
     monkeypatch.setattr(model_files, "_EXPORTED", {})

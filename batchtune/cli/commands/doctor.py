@@ -32,7 +32,7 @@ from batchtune.report.findings import print_json
 from batchtune.report.live_view import sweep_view
 from batchtune.report.tables import paragraph, plain_console, text_width
 from batchtune.system import control_groups, quota_cpus, schedulable_cpus, text_of
-from batchtune.target.container import Answer, ask
+from batchtune.target.container import ask
 from batchtune.units import percentage
 
 
@@ -312,14 +312,14 @@ def container_engine(program: str = "docker", *, limit_s: float = 5.0) -> Check:
     enough."""
     if shutil.which(program) is None:
         return Check("missing", "not installed", "needed only where target.command runs a container")
-    answer = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
-    if answer.failure:
+    version, failure = ask([program, "version", "--format", "{{.Server.Version}}"], limit_s=limit_s)
+    if failure:
         return Check(
             "missing",
-            f"its engine does not answer: {answer.failure}",
+            f"its engine does not answer: {failure}",
             f"needed only for containers: start it, or join its group; `{program} version` says more",
         )
-    return Check("ok", answer.output, version=answer.output)
+    return Check("ok", version, version=version)
 
 
 def tensorflow_model_server() -> Check:
@@ -388,14 +388,14 @@ def backend(
     module, count_gpus, install = wanted
     if find_spec(module) is None:
         return Check("missing", "not installed", f"to serve its models: {install}")
-    answer, values = _asked(
+    values, failure = _asked(
         f"import {module} as module",
         f'{{"version": module.__version__, "gpus": {count_gpus}}}',
         python=python,
         limit_s=limit_s,
     )
     if values is None:
-        return Check("problem", f"import fails: {answer.failure}", f"reinstall it: {install}")
+        return Check("problem", f"import fails: {failure}", f"reinstall it: {install}")
     version, count = str(values["version"]), int(values["gpus"])
     if count == 0 and any((root / "proc/driver/nvidia/gpus").glob("*")):
         return Check(
@@ -410,14 +410,14 @@ def backend(
 def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) -> Check:
     """Check whether numba can be imported by `python` within `limit_s` seconds, and can save the simulator
     that it compiles."""
-    answer, values = _asked(
+    values, failure = _asked(
         "import numba; from batchtune.twin.simulator.event_kernel import simulate",
         '{"version": numba.__version__, "cache": simulate.stats.cache_path}',
         python=python,
         limit_s=limit_s,
     )
     if values is None:
-        return Check("problem", f"import fails: {answer.failure}", "reinstall it: pip install numba")
+        return Check("problem", f"import fails: {failure}", "reinstall it: pip install numba")
     version, folder = str(values["version"]), values["cache"]
     if folder is None:
         return Check(
@@ -435,15 +435,15 @@ def simulator(*, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S) 
     return Check("ok", f"{version}, {then}", version=version)
 
 
-def _asked(imports: str, values: str, *, python: str, limit_s: float) -> tuple[Answer, dict[str, Any] | None]:
-    """Run imports in a Python process and ask it for `values`, an expression; return (answer, values): its
-    output or failure, and the values or None."""
+def _asked(imports: str, values: str, *, python: str, limit_s: float) -> tuple[dict[str, Any] | None, str]:
+    """Run imports in a Python process and ask it for `values`, an expression; return (values, ""), or (None, why it
+    failed)."""
     code = f"import json\n{imports}\nprint(json.dumps({values}))"
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    answer = ask([python, "-P", "-c", code], limit_s=limit_s, environment=quiet)
-    if answer.failure:
-        return answer, None
+    output, failure = ask([python, "-P", "-c", code], limit_s=limit_s, environment=quiet)
+    if failure:
+        return None, failure
     try:
-        return answer, json_text.loads(answer.output.splitlines()[-1])
+        return json_text.loads(output.splitlines()[-1]), ""
     except (ValueError, IndexError):
-        return Answer(failure=f"it printed {answer.output[-80:]!r}"), None
+        return None, f"it printed {output[-80:]!r}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -137,7 +137,7 @@ def split(job: LoadJob, workers: int) -> list[WorkerJob]:
             connections=_connections(job, part, part_number, parts),
             check_every=0 if job.requests.protocol == "openai" else job.check_every,
         )
-        for part_number, part in enumerate(_parts(job.arrivals, parts))
+        for part_number, part in enumerate(job.arrivals.slice(number, parts) for number in range(parts))
     ]
 
 
@@ -195,23 +195,6 @@ def _streams_of(columns: Columns, issued: slice | NDArray[np.int64], start_ns: i
         gaps_one_in=columns.header[GAP_STRIDE] or 1,
         textless=columns.header[TEXTLESS],
     )
-
-
-def _parts(arrivals: Arrivals, workers: int) -> list[Arrivals]:
-    if isinstance(arrivals, Schedule):
-        return [arrivals.slice(worker, workers) for worker in range(workers)]
-    busy = min(
-        workers, arrivals.concurrency
-    )  # a worker without users could not send its share of requests_max
-    most = arrivals.requests_max
-    return [
-        replace(
-            arrivals,
-            concurrency=share_of(arrivals.concurrency, worker, workers),
-            requests_max=most if most is None else share_of(most, worker, busy) * (worker < busy),
-        )
-        for worker in range(workers)
-    ]
 
 
 def _request_order(job: LoadJob, worker: int, workers: int) -> NDArray[np.int32]:

@@ -155,9 +155,12 @@ class ClosedLoop:
     turns_ns: tuple[tuple[int, int], ...] = ()
 
     def slice(self, worker: int, workers: int) -> ClosedLoop:
-        """Return one worker's share of the clients and requests; shares differ by one at most, and the shares
-        of all workers together are this loop."""
-        share = None if self.requests_max is None else share_of(self.requests_max, worker, workers)
+        """Return one worker's share of the clients and requests; the shares of all workers together are this loop.
+
+        Shares of clients differ by one at most, and so do those of requests among workers with clients.
+        """
+        most, busy = self.requests_max, min(workers, self.concurrency)  # a worker without clients sends nothing
+        share = None if most is None else share_of(most, worker, busy) * (worker < busy)
         return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 
 

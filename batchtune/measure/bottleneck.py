@@ -11,7 +11,6 @@ import numpy as np
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES, ServerSettings
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded
-from batchtune.scenario.spec.workload import Protocol
 
 Kind = Literal[
     "host_noise",
@@ -29,82 +28,62 @@ Kind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """The facts on which the advice on a bottleneck depends."""
-
-    # The scenario's; None: not known.
-    protocol: Protocol | None
-    # Whether the server batches; None: not known.
-    batching: bool | None
-    # Whether the load was a closed loop.
-    closed: bool
-    # Whether fuller batches would gain nothing, being full already or hardly cheaper a row; None: not known.
-    batches_full: bool | None = None
-    # Whether requests were answered as fast as they were due; always so in a closed loop.
-    met: bool = True
-    # Whether other programs took the machine's time meanwhile.
-    disturbed: bool = False
-    # Whether the SLO is missed.
-    missed: bool = False
-    # As in `ServerSettings`.
-    own_words: tuple[tuple[str, str], ...] | None = None
-
-
-def advice_for(kind: Kind, case: Case) -> Coded:
+def advice_for(kind: Kind, facts: Facts) -> Coded:
     """Return one piece of advice on this configuration under this load; it considers no other points of a
     search space.
 
     For a server that speaks KServe v2 the figures contain `in_tritons_words`, so that the report uses
     Triton's terms; for one of kind http `own_NAME`, its own name for the parameter NAME.
     """
-    speaks_kserve = (case.protocol or "").startswith("kserve_") and case.own_words is None
+    protocol, own_words = facts.settings.protocol or "", facts.settings.own_words
+    speaks_kserve = protocol.startswith("kserve_") and own_words is None
     figures: dict[str, Any] = {"in_tritons_words": True} if speaks_kserve else {}
-    figures |= {f"own_{ours}": own for ours, own in case.own_words or ()}
+    figures |= {f"own_{ours}": own for ours, own in own_words or ()}
     if kind == "server_threads":
         flags = {"grpc": " (grpc_max_threads)", "rest": " (rest_api_num_threads)"}
-        figures["flag"] = flags.get(case.protocol or "", "")
-    return Coded(_advice(kind, case), figures)
+        figures["flag"] = flags.get(protocol, "")
+    return Coded(_advice(kind, facts), figures)
 
 
-def _advice(kind: Kind, case: Case) -> str:
+def _advice(kind: Kind, facts: Facts) -> str:
+    settings = facts.settings
     match kind:
         case "queue_limit":
-            named = case.batching and case.own_words is None
+            named = settings.batching and settings.own_words is None
             return "longer_queue" if named else "longer_queue_unbatched"
         case "server_threads":
-            return "more_request_threads" if case.batching else "more_request_threads_unbatched"
+            return "more_request_threads" if settings.batching else "more_request_threads_unbatched"
         case "device":
-            return _more_device(case)
+            return _more_device(facts)
         case "front_end":
             # Binary messages cost less to read than JSON, and no protocol is advised to those who speak it.
             lighter = {"rest": "grpc_or_more_rows", "kserve_rest": "binary_or_more_rows"}
-            return lighter.get(case.protocol or "", "more_rows")
+            return lighter.get(settings.protocol or "", "more_rows")
         case "none":
-            return _more_load(case)
+            return _more_load(facts)
         case "unknown":
-            load = _more_load(case)
+            load = _more_load(facts)
             return "report_metrics" if load in ("more_clients", "higher_rate") else load
         case _:
             return f"{kind}_advice"
 
 
-def _more_device(case: Case) -> str:
-    if case.batching is None:
+def _more_device(facts: Facts) -> str:
+    if facts.settings.batching is None:
         return "more_device_unknown"
-    if not case.batching:
+    if not facts.settings.batching:
         return "more_device"
-    return "more_device_full" if case.batches_full else "more_device_or_fuller"
+    return "more_device_full" if facts.batches_full else "more_device_or_fuller"
 
 
-def _more_load(case: Case) -> str:
-    if case.disturbed:
+def _more_load(facts: Facts) -> str:
+    if facts.disturbed:
         return "quiet_machine"
-    if case.missed:
+    if facts.is_missed:
         return "lower_load"
-    if case.closed:
+    if facts.run.concurrency is not None:
         return "more_clients"
-    return "higher_rate" if case.met else "lower_rate"
+    return "higher_rate" if facts.is_met else "lower_rate"
 
 
 BUSY_RATIO: Final = 0.85
@@ -188,21 +167,13 @@ class Facts:
         return server.server_cpu_s / server.duration_s
 
     @property
-    def case(self) -> Case:
-        """The facts on which the advice depends."""
-        return Case(
-            protocol=self.settings.protocol,
-            batching=self.settings.batching,
-            closed=self.run.concurrency is not None,
-            batches_full=self._batches_full,
-            met=self.is_met,
-            disturbed=self.disturbed,
-            own_words=self.settings.own_words,
-            missed=self.run.verdict == "FAIL" and self.is_met,
-        )
+    def is_missed(self) -> bool:
+        """Whether the SLO is missed although requests were answered as fast as they were due."""
+        return self.run.verdict == "FAIL" and self.is_met
 
     @property
-    def _batches_full(self) -> bool | None:
+    def batches_full(self) -> bool | None:
+        """Whether fuller batches would gain nothing, being full already or hardly cheaper a row; None: not known."""
         if self.fill_ratio is not None and self.fill_ratio >= BUSY_RATIO:
             return True
         return None if self.fuller_gain is None else self.fuller_gain < PAYS_PROBABLY_FROM
@@ -244,7 +215,7 @@ class Facts:
             return True
         wait_s = self.run.queue_mean_s
         hardly_wait = wait_s is not None and wait_s < MANY_RATIO * self.run.latency_mean_s
-        return hardly_wait or (self.run.concurrency is None and self.is_met and not self.case.missed)
+        return hardly_wait or (self.run.concurrency is None and self.is_met and not self.is_missed)
 
     @property
     def device_is_cpu(self) -> bool:
@@ -427,13 +398,13 @@ def find_bottleneck(
 
 
 def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
-    return Bottleneck(kind=kind, text=text, advice=advice_for(kind, facts.case), evidence=facts.figures())
+    return Bottleneck(kind=kind, text=text, advice=advice_for(kind, facts), evidence=facts.figures())
 
 
 def _nothing(facts: Facts) -> Coded:
     if facts.disturbed:
         return coded("machine_disturbed")
-    if facts.case.missed:
+    if facts.is_missed:
         return coded("too_slow_unloaded")
     if facts.run.concurrency is not None:
         return coded("capacity_left")

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -58,63 +58,12 @@ Forward = Callable[[Sequence[Tensor]], list[Tensor]]
 """Runs a model: device tensors in the order of its arguments -> device tensors."""
 
 
-class TorchDevice(Protocol):
-    """Where a model runs; a batch's thread calls staged, to_device, to_host and wait in this order."""
-
-    name: Any
-    lanes_max: int | None
-    """Most batches that run at once where the settings give no number; None: no limit."""
-    records: bool
-    """Whether the device can record graphs."""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocate host memory to gather a batch in."""
-
-    def staged(self, array: NDArray[Any]) -> Tensor:
-        """Return the array as a host tensor from which `to_device` can copy without blocking."""
-
-    def to_device(self, staged: Tensor) -> Tensor:
-        """Start the copy of an input to the device and return it; the tensor itself if memory is shared."""
-
-    def to_host(self, output: Tensor) -> Tensor:
-        """Start the copy of an output to the host and return the copy, which is complete after `wait`."""
-
-    def new_stream(self) -> Any:
-        """Make a stream; batches on different streams run at once."""
-
-    def new_event(self) -> Any:
-        """Make an event for `wait`."""
-
-    def new_pool(self) -> Any:
-        """Make a memory pool for graphs that never run at the same time."""
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which the device's work goes to this stream."""
-
-    def wait(self, event: Any) -> None:
-        """Block until all work started on the current stream is done; `event` is one of `new_event`."""
-
-    def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
-        """Record a run of `forward` for tensors of the shapes of `inputs`, on the current stream.
-
-        inputs: host tensors of `staged`; pool: of `new_pool`.
-        """
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error means that memory was too small for the batch."""
-
-    def has_failed(self, error: BaseException) -> bool:
-        """Whether an error comes from the device, not from the request."""
-
-    def end_if_lost(self, error: BaseException) -> None:
-        """End the process with a message if, after this error, the device runs nothing any more."""
-
-    def free_cache(self) -> None:
-        """Give back memory that the framework caches and does not use."""
-
-
 class HostDevice:
-    """The CPU; it records no graphs."""
+    """The CPU; it records no graphs. Its methods say what those of CudaDevice do too.
+
+    records: whether the device can record graphs. lanes_max: most batches that run at once where the settings give
+    no number; None: no limit. A batch's thread calls staged, to_device, to_host and wait in this order.
+    """
 
     records = False
 
@@ -124,50 +73,67 @@ class HostDevice:
         self.lanes_max: int | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Allocate host memory to gather a batch in."""
         return np.empty(shape, dtype)
 
     def staged(self, array: NDArray[Any]) -> Tensor:
+        """Return the array as a host tensor from which `to_device` can copy without blocking."""
         if array.flags.writeable:
             return from_numpy(self._torch, array)
         return from_numpy(self._torch, array.copy())  # a view of a message: the model may write to its inputs
 
     def to_device(self, staged: Tensor) -> Tensor:
+        """Start the copy of an input to the device and return it; the tensor itself if memory is shared."""
         return staged
 
     def to_host(self, output: Tensor) -> Tensor:
+        """Start the copy of an output to the host and return the copy, which is complete after `wait`."""
         return output
 
     def new_stream(self) -> Any:
+        """Make a stream; batches on different streams run at once."""
         return None
 
     def new_event(self) -> Any:
+        """Make an event for `wait`."""
         return None
 
     def new_pool(self) -> Any:
+        """Make a memory pool for graphs that never run at the same time."""
         return None
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which the device's work goes to this stream."""
         return nullcontext(stream)
 
     def wait(self, event: Any) -> None:
-        """Return at once: work on the CPU is done when its call returns."""
+        """Block until all work started on the current stream is done; `event` is one of `new_event`.
+
+        On the CPU work is done when its call returns.
+        """
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
+        """Record a run of `forward` for tensors of the shapes of `inputs`, on the current stream.
+
+        inputs: host tensors of `staged`; pool: of `new_pool`.
+        """
         raise NotImplementedError
 
     def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error means that memory was too small for the batch."""
         # What c10's CPU allocator says where malloc gives nothing.
         return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
     def has_failed(self, error: BaseException) -> bool:
+        """Whether an error comes from the device, not from the request."""
         del error
         return False
 
     def end_if_lost(self, error: BaseException) -> None:
-        """Do nothing: the CPU cannot be lost."""
+        """End the process with a message if, after this error, the device runs nothing any more; a CPU never is so."""
 
     def free_cache(self) -> None:
-        """Do nothing: the allocator of the C library keeps little."""
+        """Give back memory that the framework caches and does not use; the allocator of the C library keeps little."""
 
 
 def first_line(error: BaseException) -> str:
@@ -294,6 +260,10 @@ class CudaDevice:
     def _pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         torch_dtype = from_numpy(self._torch, np.empty(0, carried(dtype))).dtype
         return self._torch.empty(shape, dtype=torch_dtype, pin_memory=True)
+
+
+TorchDevice = HostDevice | CudaDevice
+"""Where a model runs."""
 
 
 class CudaGraph:

@@ -12,10 +12,9 @@ import logging
 import os
 import resource
 import signal
-import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,80 +37,8 @@ from batchtune.server.rest.rest_api import RestApi
 from batchtune.server.server_flags import ServerFlags
 from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.server_connection import serve
-from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.listener import Listener
 from batchtune.wire.status import StatusError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontEnds:
-    """The listeners of gRPC and REST; None: that protocol is off.
-
-    announce_stop: called before they drain; end: called when they have drained.
-    """
-
-    host: str
-    grpc: Listener | None
-    rest: Listener | None
-    announce_stop: Callable[[], None]
-    end: Callable[[], None]
-
-    def addresses(self) -> str:
-        """Describe where the server listens, such as `gRPC on 127.0.0.1:8500, REST off`."""
-        named = (("gRPC", self.grpc), ("REST", self.rest))
-        return ", ".join(f"{name} on {self.host}:{end.port}" if end else f"{name} off" for name, end in named)
-
-    async def drain(self, grace_s: float) -> None:
-        """Take no more requests, answer those under way, close; abort what is left after `grace_s`."""
-        self.announce_stop()
-        ends = [end.drain(grace_s) for end in (self.grpc, self.rest) if end is not None]
-        await asyncio.gather(*ends)
-        self.end()
-
-
-async def listen(
-    flags: ServerFlags,
-    repository: ModelRepository,
-    metrics: Metrics,
-    control: BatchingControl,
-    *,
-    monitoring_path: str | None,
-    grpc_limits: ServerLimits,
-    tls: ssl.SSLContext | None,
-) -> FrontEnds:
-    """Bind the ports and the Unix socket that the flags name, and begin to serve.
-
-    monitoring_path None: no metrics page; tls None: gRPC is not encrypted.
-
-    Raises:
-        OSError: an address cannot be bound; the message says which.
-    """
-    grpc, rest, announce_stop, end = None, None, _nothing, _nothing
-    where = f"{flags.host}:{flags.port}"
-    try:
-        if flags.port:
-            api = make_grpc_api(repository, metrics, flags)
-            announce_stop = api.announce_stop
-            grpc = await serve(
-                flags.host, flags.port, api.dispatch, streams=api.streams, limits=grpc_limits, tls=tls
-            )
-            if flags.grpc_socket_path:
-                where = f"unix:{flags.grpc_socket_path}"
-                await grpc.listen_unix(flags.grpc_socket_path, tls)
-                say(f"gRPC on {where} too")
-        if flags.rest_api_port:
-            where = f"{flags.host}:{flags.rest_api_port}"
-            tuning = control if flags.enable_tuning_api else None
-            app = RestApi(repository, metrics, flags, monitoring_path=monitoring_path, tuning=tuning)
-            rest, end = await serve_rest(app, flags.host, flags.rest_api_port), app.close
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
-        raise OSError(f"cannot listen on {where}: {reason}") from error
-    return FrontEnds(host=flags.host, grpc=grpc, rest=rest, announce_stop=announce_stop, end=end)
-
-
-def _nothing() -> None:
-    """Do nothing: used for the functions of a front end that is off."""
 
 
 _DRAIN_LIMIT_S = 25.0
@@ -141,6 +68,9 @@ class ModelServer:
         self._metrics = Metrics()
         self._metrics.gpus = self._gpus
         self._stop = asyncio.Event()
+        self._listeners: dict[str, Listener] = {}  # gRPC, REST; without those that are off
+        self._before_drain: list[Callable[[], None]] = []
+        self._after_drain: list[Callable[[], None]] = []
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit code: 0, or 1 where a port cannot be bound.
@@ -170,15 +100,7 @@ class ModelServer:
             flags=self._flags,
         )
         try:
-            front_ends = await listen(
-                self._flags,
-                self._repository,
-                self._metrics,
-                self._control,
-                monitoring_path=self._monitoring_path,
-                grpc_limits=self._grpc_limits,
-                tls=self._tls,
-            )
+            await self._listen()
         except OSError as error:
             say_error(str(error), hint="choose other ports with --port and --rest_api_port")
             return 1
@@ -191,19 +113,62 @@ class ModelServer:
         if not loaded.done():
             say(_STOPPING)
             self._repository.stop()
-            await front_ends.drain(_DRAIN_LIMIT_S)  # while one model is waited for, others answer
+            await self._drain()  # while one model is waited for, others answer
             _exit_now(0)  # a load cannot be interrupted
         try:
             loaded.result()
         except StatusError as error:
             say_error(error.message)
             _exit_now(1)
-        await self._serve(front_ends, stopped, watch)
+        await self._serve(stopped, watch)
         return 0
 
-    async def _serve(
-        self, front_ends: FrontEnds, stopped: asyncio.Future[Any], watch: asyncio.Future[None]
-    ) -> None:
+    async def _listen(self) -> None:
+        """Bind the ports and the Unix socket that the flags name, and begin to serve.
+
+        Raises:
+            OSError: an address cannot be bound; the message says which.
+        """
+        flags = self._flags
+        where = f"{flags.host}:{flags.port}"
+        try:
+            if flags.port:
+                api = make_grpc_api(self._repository, self._metrics, flags)
+                self._before_drain.append(api.announce_stop)
+                limits, tls = self._grpc_limits, self._tls
+                grpc = await serve(
+                    flags.host, flags.port, api.dispatch, streams=api.streams, limits=limits, tls=tls
+                )
+                self._listeners["gRPC"] = grpc
+                if flags.grpc_socket_path:
+                    where = f"unix:{flags.grpc_socket_path}"
+                    await grpc.listen_unix(flags.grpc_socket_path, tls)
+                    say(f"gRPC on {where} too")
+            if flags.rest_api_port:
+                where = f"{flags.host}:{flags.rest_api_port}"
+                tuning = self._control if flags.enable_tuning_api else None
+                path = self._monitoring_path
+                app = RestApi(self._repository, self._metrics, flags, monitoring_path=path, tuning=tuning)
+                self._listeners["REST"] = await serve_rest(app, flags.host, flags.rest_api_port)
+                self._after_drain.append(app.close)
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+            raise OSError(f"cannot listen on {where}: {reason}") from error
+
+    def _addresses(self) -> str:
+        """Describe where the server listens, such as `gRPC on 127.0.0.1:8500, REST off`."""
+        host, ends = self._flags.host, {name: self._listeners.get(name) for name in ("gRPC", "REST")}
+        return ", ".join(f"{name} on {host}:{end.port}" if end else f"{name} off" for name, end in ends.items())
+
+    async def _drain(self) -> None:
+        """Take no more requests, answer those under way, close; abort what is left after _DRAIN_LIMIT_S."""
+        for announce_stop in self._before_drain:
+            announce_stop()
+        await asyncio.gather(*(listener.drain(_DRAIN_LIMIT_S) for listener in self._listeners.values()))
+        for close in self._after_drain:
+            close()
+
+    async def _serve(self, stopped: asyncio.Future[Any], watch: asyncio.Future[None]) -> None:
         # Requests make short-lived objects by the thousand; the young generation may grow before it is looked
         # through.
         gc_thresholds = (50_000, 20, 100)
@@ -215,14 +180,14 @@ class ModelServer:
         lag.start()
         trimming = Trimming()
         trimming.start(loop)
-        say(f"{front_ends.addresses()}, ready")
+        say(f"{self._addresses()}, ready")
         await stopped
         say(_STOPPING)
         watch.cancel()
         lag.close()
         trimming.close()
         self._repository.stop()  # whoever waits for a load gets an error, and is drained
-        await front_ends.drain(_DRAIN_LIMIT_S)
+        await self._drain()
         # A thread of its own: whoever waits for models may hold all those of the loop.
         closer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="close")
         closing = loop.run_in_executor(closer, self._close)

@@ -11,8 +11,8 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -133,38 +133,32 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else format(value, ".10g")
 
 
-class LoopLagSampler:
-    """Measures, 20 times a second, how many microseconds the event loop takes to call a function.
+@contextmanager
+def loop_lag_sampled(
+    run_soon: Callable[[Callable[[], None]], object], record: Callable[[float], None]
+) -> Iterator[None]:
+    """Within, measure 20 times a second how many microseconds the event loop takes to call a function.
 
     An answer waits as long after its batch has ended. run_soon: has the loop call a function, from any
     thread; record(micros): called on the loop.
     """
+    ended = threading.Event()
 
-    def __init__(
-        self, run_soon: Callable[[Callable[[], None]], object], record: Callable[[float], None]
-    ) -> None:
-        self._run_soon = run_soon
-        self._record = record
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="event_loop_lag", daemon=True)
+    def heard(handed_ns: int) -> None:
+        record((time.monotonic_ns() - handed_ns) / 1000)
 
-    def start(self) -> None:
-        """Begin to sample."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the sampling thread; call it before the loop is closed."""
-        self._ended.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
+    def sample() -> None:
         sample_interval_s = 0.05
-        while not self._ended.wait(sample_interval_s):
-            handed_ns = time.monotonic_ns()
-            self._run_soon(lambda handed_ns=handed_ns: self._heard(handed_ns))  # type: ignore[misc]
+        while not ended.wait(sample_interval_s):
+            run_soon(partial(heard, time.monotonic_ns()))
 
-    def _heard(self, handed_ns: int) -> None:
-        self._record((time.monotonic_ns() - handed_ns) / 1000)
+    thread = threading.Thread(target=sample, name="event_loop_lag", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Sums:

@@ -26,7 +26,7 @@ from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.log import flush, note, say, say_error, warn
 from batchtune.server.memory import Trimming
-from batchtune.server.metrics import GpuSampler, LoopLagSampler, Metrics
+from batchtune.server.metrics import GpuSampler, Metrics, loop_lag_sampled
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.model_config import read_model_config_file
 from batchtune.server.models.model_repository import ModelRepository
@@ -39,7 +39,6 @@ from batchtune.server.stages.stages import ModelStages
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.status import StatusError
-
 
 _DRAIN_LIMIT_S = 25.0
 _STOPPING = (
@@ -176,15 +175,13 @@ class ModelServer:
         gc.freeze()
         gc.set_threshold(*gc_thresholds)
         loop = asyncio.get_running_loop()
-        lag = LoopLagSampler(loop.call_soon_threadsafe, self._metrics.event_loop_lag)
-        lag.start()
         trimming = Trimming()
         trimming.start(loop)
-        say(f"{self._addresses()}, ready")
-        await stopped
-        say(_STOPPING)
-        watch.cancel()
-        lag.close()
+        with loop_lag_sampled(loop.call_soon_threadsafe, self._metrics.event_loop_lag):
+            say(f"{self._addresses()}, ready")
+            await stopped
+            say(_STOPPING)
+            watch.cancel()
         trimming.close()
         self._repository.stop()  # whoever waits for a load gets an error, and is drained
         await self._drain()

@@ -17,7 +17,7 @@ from batchtune.batching.parameters import BatchingParameters
 from batchtune.errors import BatchingParametersError
 from batchtune.server.backends.model import LoadedModel, Tensors
 from batchtune.server.calls.pending_call import deliver_to
-from batchtune.server.metrics import LoopLagSampler, Metrics
+from batchtune.server.metrics import Metrics, loop_lag_sampled
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import ConcurrencyLimit, Servable
 from batchtune.server.sessions.pool import BatchingSettings
@@ -446,10 +446,8 @@ def test_metadata_is_made_from_the_signatures_where_the_model_has_none() -> None
 def test_the_lag_of_the_loop_is_sampled() -> None:
     async def scenario(server: Server) -> None:
         heard: list[float] = []
-        sampler = LoopLagSampler(asyncio.get_running_loop().call_soon_threadsafe, heard.append)
-        sampler.start()
-        await until(lambda: bool(heard))
-        sampler.close()
+        with loop_lag_sampled(asyncio.get_running_loop().call_soon_threadsafe, heard.append):
+            await until(lambda: bool(heard))
         assert heard[0] >= 0
 
     serve(scenario)

@@ -23,16 +23,9 @@ from batchtune.scenario.places import json_lines
 from batchtune.scenario.spec.workload import LoadSpec, OnOffSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
-    """Recorded arrivals in the order of time, one element each."""
-
-    # Time of each since an origin of the file's own, shape (n,).
-    offsets_s: NDArray[np.float64]
-    # Index of the recorded request to send, shape (n,); None: the file has no such column.
-    request_index: NDArray[np.int32] | None
-    # Rows of the request, shape (n,); None: the file has no such column.
-    rows: NDArray[np.int32] | None
+Trace: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int32] | None, NDArray[np.int32] | None]
+"""Recorded arrivals in the order of time: their times (s) since an origin of the file's own, indices of the recorded
+requests to send, and rows of the requests, each of shape (n,); None: the file has no such column."""
 
 
 def read_trace(file: str) -> Trace:
@@ -59,11 +52,10 @@ def read_trace(file: str) -> Trace:
         )
     columns = {name: _column(lines, name, file) for name in (unit, "request", "rows") if name in first}
     order = np.argsort(columns[unit], kind="stable")
-    offsets_s = columns[unit][order] * offset_units[unit]
-    return Trace(
-        offsets_s=offsets_s,
-        request_index=_whole_numbers(columns, "request", order, lowest=0, file=file),
-        rows=_whole_numbers(columns, "rows", order, lowest=1, file=file),
+    return (
+        columns[unit][order] * offset_units[unit],
+        _whole_numbers(columns, "request", order, lowest=0, file=file),
+        _whole_numbers(columns, "rows", order, lowest=1, file=file),
     )
 
 
@@ -348,8 +340,8 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
     """Return the schedule of a trace, shifted to begin at 0; a trace shorter than the run starts again."""
     if load.trace is None:
         raise UsageError("arrivals trace need a trace file", hint="set load.trace.file")
-    trace = read_trace(load.trace.file)
-    offsets_s = (trace.offsets_s - trace.offsets_s[0]) / load.trace.speed
+    offsets_s, request_index, rows = read_trace(load.trace.file)
+    offsets_s = (offsets_s - offsets_s[0]) / load.trace.speed
     recorded = len(offsets_s)
     # One mean gap after the last request, so that a repetition neither doubles nor skips a beat.
     period_s = float(offsets_s[-1]) * recorded / max(recorded - 1, 1)
@@ -365,8 +357,8 @@ def _traced(load: LoadSpec, *, rate_rps: float | None, total_s: float) -> Schedu
         due_ns=due_ns[:kept],
         duration_s=total_s,
         offered_rps=kept / total_s,
-        request_index=None if trace.request_index is None else np.tile(trace.request_index, rounds)[:kept],
-        trace_rows=None if trace.rows is None else np.tile(trace.rows, rounds)[:kept],
+        request_index=None if request_index is None else np.tile(request_index, rounds)[:kept],
+        trace_rows=None if rows is None else np.tile(rows, rounds)[:kept],
     )
 
 

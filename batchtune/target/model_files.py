@@ -11,7 +11,6 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -21,20 +20,9 @@ from batchtune.target.container import ask
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInGit:
-    """A model that was exported from a git commit."""
-
-    # Where the exported model lies.
-    path: Path
-    # Which it is, for messages: `models/net at main (1a2b3c4d5)`.
-    text: str
-    # The commit's full hash.
-    commit: str
-
-
-def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
-    """Write the model that was at a path in a git commit into `folder`, under its own name.
+def export_model(model: Path, ref: str, folder: Path) -> tuple[Path, str, str]:
+    """Write the model that was at a path in a git commit into `folder`, under its own name. Returns (where it lies
+    there, the commit's full hash, which it is, for messages: `models/net at main (1a2b3c4d5)`).
 
     Raises:
         UsageError: no git repository, no such commit, no model at that path in it, or files that git does not
@@ -62,7 +50,7 @@ def export_model(model: Path, ref: str, folder: Path) -> ModelInGit:
         raise UsageError(f"{inside} at {ref}: cannot be written to {folder}: {error}") from error
     archive.unlink()
     _refuse_pointers(folder, ref)
-    return ModelInGit(path=folder / inside, text=f"{inside} at {ref} ({commit[:9]})", commit=commit)
+    return folder / inside, commit, f"{inside} at {ref} ({commit[:9]})"
 
 
 def _commit(root: Path, ref: str) -> str:

@@ -201,12 +201,11 @@ def _rows_of_bodies(request: RequestSpec) -> tuple[int, ...]:
 def _traced(file: str, rows_of_bodies: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
     """(rows, number of requests) of a trace, rows ascending; (): it names no rows, or cannot be read any more."""
     try:
-        trace = read_trace(file)
+        _, request_index, rows = read_trace(file)
     except ScenarioError:
         return ()
-    rows = trace.rows
-    if trace.request_index is not None and rows_of_bodies:
-        rows = np.array(rows_of_bodies, dtype=np.int32)[trace.request_index % len(rows_of_bodies)]
+    if request_index is not None and rows_of_bodies:
+        rows = np.array(rows_of_bodies, dtype=np.int32)[request_index % len(rows_of_bodies)]
     return () if rows is None else tuple(sorted(Counter(rows.tolist()).items()))
 
 

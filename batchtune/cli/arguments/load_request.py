@@ -441,7 +441,7 @@ def _refuse_rate_of_an_instant(scenario: Scenario) -> None:
     trace = scenario.load.trace
     if trace is None:
         return
-    offsets_s = read_trace(trace.file).offsets_s
+    offsets_s, _, _ = read_trace(trace.file)
     if offsets_s[-1] <= offsets_s[0]:
         raise UsageError(
             f"--rate: all requests of the trace {trace.file} come at one instant, which has no rate",

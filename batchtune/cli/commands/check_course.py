@@ -80,10 +80,10 @@ def with_words_of_sides(wanted: CheckRequest, words: Mapping[str, SideWords]) ->
             _require_one_model(wanted, side, said)
             model = _model(wanted.scenario, side, said)
             if said.ref is not None:
-                exported = export_model(_model_path(wanted, said), said.ref, scratch.path / side)
-                model = [_override("target.model", str(exported.path))]
-                commits[side] = exported.commit
-                notes.append(f"{side}: {exported.text}")
+                path, commit, text = export_model(_model_path(wanted, said), said.ref, scratch.path / side)
+                model = [_override("target.model", str(path))]
+                commits[side] = commit
+                notes.append(f"{side}: {text}")
             changes[side] = [*model, *_server(said), *_batching(wanted, said), *(said.set or ())]
         yield replace(
             wanted,

@@ -19,7 +19,7 @@ from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics import Sums
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, shape_fault
-from batchtune.server.stages.stages_file import DeclaredStages, LookupStage, RedisSource
+from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name, object_array
 from batchtune.wire.status import StatusError
 
@@ -96,7 +96,7 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
             redis is missing.
     """
     if stage.redis is not None:
-        return RedisLookup(stage.redis, stage.inputs[0].name, stage.outputs[0])
+        return RedisLookup(*stage.redis, key_name=stage.inputs[0].name, value=stage.outputs[0])
     if stage.emulated is not None:
         service_time = EmulatedServiceTime(concurrency="parallel", **stage.emulated)  # type: ignore[arg-type]
         return EmulatedDevice(service_time, rows_max=None, outputs=stage.outputs)
@@ -106,23 +106,27 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
 class RedisLookup:
     """Looks up a batch of keys by one MGET; a key that the store lacks gives a row of zeros or "".
 
-    Raises StatusError FAILED_PRECONDITION where the package redis is missing.
+    Under `prefix` + key the store has the bytes of an array of the type and shape of `value`, the output. url: with
+    host, port and database; timeout_ms: of connecting, and of each answer; key_name: of the input. Raises StatusError
+    FAILED_PRECONDITION where the package redis is missing.
     """
 
-    def __init__(self, source: RedisSource, key_name: str, value: TensorSpec) -> None:
+    def __init__(
+        self, url: str, prefix: str, timeout_ms: float, *, key_name: str, value: TensorSpec
+    ) -> None:
         try:
             import redis
         except ImportError as error:
             raise StatusError(
                 "FAILED_PRECONDITION", "lookup.redis needs redis: pip install 'batchtune[redis]'"
             ) from error
-        timeout_s = source.timeout_ms / 1000
+        timeout_s = timeout_ms / 1000
         self._failure = redis.RedisError
         self._client = redis.Redis.from_url(
-            source.url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
         )
-        self._where = _without_password(source.url)
-        self._prefix = source.prefix.encode()
+        self._where = _without_password(url)
+        self._prefix = prefix.encode()
         self._key_name = key_name
         self._value = value
 

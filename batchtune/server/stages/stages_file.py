@@ -50,29 +50,18 @@ _THREADS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedisSource:
-    """A Redis store that has, under `prefix` + key, the bytes of an array of the output's type and shape.
-
-    url: with host, port and database; timeout_ms: of connecting, and of each answer.
-    """
-
-    url: str
-    prefix: str
-    timeout_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LookupStage:
     """A stage that looks up values, in batches of its own.
 
-    Exactly one source is set: code (FILE.py:FUNCTION, "": none), redis, or emulated (keys of service_time of
-    an emulated.yaml). queue, num_batch_threads: of its batches.
+    Exactly one source is set: code (FILE.py:FUNCTION, "": none), redis (url, prefix of keys, timeout in ms of
+    connecting and of each answer), or emulated (keys of service_time of an emulated.yaml). queue,
+    num_batch_threads: of its batches.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     code: str
-    redis: RedisSource | None
+    redis: tuple[str, str, float] | None
     emulated: Mapping[str, float] | None
     queue: QueueOptions
     num_batch_threads: int
@@ -211,7 +200,7 @@ def _lookup(section: Any) -> LookupStage:
     )
 
 
-def _redis(section: Any) -> RedisSource:
+def _redis(section: Any) -> tuple[str, str, float]:
     check_keys(section, "lookup.redis", ("url", "prefix", "timeout_ms"))
     url, prefix = section.get("url"), section.get("prefix", "")
     if not isinstance(url, str) or not url.startswith(("redis://", "rediss://", "unix://")):
@@ -229,7 +218,7 @@ def _redis(section: Any) -> RedisSource:
     # A store that has not answered by then is not answering: requests have deadlines of seconds.
     redis_timeout_ms = 1000.0
     timeout_ms = number(section.get("timeout_ms", redis_timeout_ms), "lookup.redis.timeout_ms")
-    return RedisSource(url=url, prefix=prefix, timeout_ms=timeout_ms or redis_timeout_ms)
+    return url, prefix, timeout_ms or redis_timeout_ms
 
 
 def _emulated(section: Any) -> dict[str, float]:

@@ -145,9 +145,9 @@ def test_a_repository_may_be_the_model(tmp_path: Path) -> None:
     git(model, "init", "-q")
     git(model, "add", ".")
     git(model, "commit", "-qm", "x")
-    exported = export_model(model, "HEAD", tmp_path / "out")
-    assert exported.path == tmp_path / "out/net"
-    assert (exported.path / "1/emulated.yaml").is_file()
+    path, _, _ = export_model(model, "HEAD", tmp_path / "out")
+    assert path == tmp_path / "out/net"
+    assert (path / "1/emulated.yaml").is_file()
 
 
 def test_a_repository_that_git_will_not_read_says_so_in_gits_words(
@@ -165,8 +165,8 @@ def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) 
         (repository / name).write_text("x")
     git(repository, "add", ".")
     git(repository, "commit", "-qm", "file")
-    exported = export_model(repository / "net.onnx", "HEAD", tmp_path / "out")
-    assert sorted(path.name for path in exported.path.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
+    exported, _, _ = export_model(repository / "net.onnx", "HEAD", tmp_path / "out")
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
 
 
 @pytest.mark.parametrize(

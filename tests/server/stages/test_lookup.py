@@ -18,7 +18,6 @@ import pytest
 
 from batchtune.server.stages.plan import RedisLookup
 from batchtune.server.stages.stages import BatchingStage
-from batchtune.server.stages.stages_file import RedisSource
 from batchtune.target.process import free_port
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
@@ -156,7 +155,7 @@ def lookups() -> Iterator[list[RedisLookup]]:
 def redis_lookup(lookups: list[RedisLookup], port: int, value: TensorSpec = Z) -> RedisLookup:
     pytest.importorskip("redis")
     url = f"redis://:secret@127.0.0.1:{port}/0?protocol=2"
-    lookups.append(RedisLookup(RedisSource(url=url, prefix="user:", timeout_ms=1000.0), "user", value))
+    lookups.append(RedisLookup(url, "user:", 1000.0, key_name="user", value=value))
     return lookups[-1]
 
 
@@ -202,7 +201,7 @@ def test_a_store_that_is_not_there_is_unavailable_and_its_password_is_kept(
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(StatusError, match=r"pip install 'batchtune\[redis\]'"):
-        RedisLookup(RedisSource(url="redis://h", prefix="", timeout_ms=1.0), "user", Z)
+        RedisLookup("redis://h", "", 1.0, key_name="user", value=Z)
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")
@@ -233,7 +232,7 @@ def test_a_real_redis_answers_a_batch(tmp_path: Path, lookups: list[RedisLookup]
         wait_until(answers)
         client.set("user:7", np.float32(0.5).tobytes())
         url = f"redis://127.0.0.1:{port}/0"
-        lookups.append(RedisLookup(RedisSource(url=url, prefix="user:", timeout_ms=1000.0), "user", Z))
+        lookups.append(RedisLookup(url, "user:", 1000.0, key_name="user", value=Z))
         assert lookups[-1](keys(b"7", b"8"))["z"].tolist() == [[0.5], [0.0]]
     finally:
         client.close()

@@ -7,10 +7,11 @@ import multiprocessing
 import os
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Final, Self, cast
+from typing import Final, cast
 
 import uvloop
 
@@ -36,43 +37,38 @@ _HTTP_ANSWER: Final = (
 )
 
 
-class NullServer:
-    """A server that gives each request the same answer at once, in a process of its own; a context manager.
+@contextmanager
+def null_server(*, cpus: Sequence[int] | None = None) -> Iterator[Endpoint]:
+    """Yield the address of a server that gives each request the same answer at once, in a process of its own.
 
-    `endpoint` is its address within the block. `cpus`: numbers of the CPUs that it may run on; None: any.
+    `cpus`: numbers of the CPUs that it may run on; None: any.
+
+    Raises:
+        MeasurementInvalidError: it does not start.
     """
-
-    def __init__(self, *, cpus: Sequence[int] | None = None) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, self._theirs = spawn.Pipe(duplex=True)
-        self._process = spawn.Process(
-            target=serve, args=(self._theirs, cpus), name="batchtune-null-server", daemon=True
-        )
-        self.endpoint: Endpoint
-
-    def __enter__(self) -> Self:
-        """Start the server; raises MeasurementInvalidError when it does not start."""
-        start_undisturbed(self._process)
-        self._theirs.close()
+    spawn = multiprocessing.get_context("spawn")
+    pipe, theirs = spawn.Pipe(duplex=True)
+    process = spawn.Process(target=serve, args=(theirs, cpus), name="batchtune-null-server", daemon=True)
+    start_undisturbed(process)
+    theirs.close()
+    try:
         try:
             start_limit_s = 20.0
-            if not self._pipe.poll(start_limit_s):
+            if not pipe.poll(start_limit_s):
                 raise MeasurementInvalidError(
                     "the null server does not start", hint="is the machine overloaded?"
                 )
-            rest_port, grpc_port = self._pipe.recv()
+            rest_port, grpc_port = pipe.recv()
         except (EOFError, ConnectionResetError) as error:
             raise MeasurementInvalidError("the null server died at its start", hint="see stderr") from error
-        self.endpoint = Endpoint(model_name="null", rest_port=rest_port, grpc_port=grpc_port)
-        return self
-
-    def __exit__(self, *_fault: object) -> None:
-        self._pipe.close()
-        self._process.join(1.0)
-        if self._process.exitcode is None:
-            self._process.kill()
-            self._process.join()
-        self._process.close()
+        yield Endpoint(model_name="null", rest_port=rest_port, grpc_port=grpc_port)
+    finally:
+        pipe.close()
+        process.join(1.0)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        process.close()
 
 
 def serve(pipe: Connection, cpus: Sequence[int] | None) -> None:
@@ -210,9 +206,9 @@ def calibrate(
     Raises:
         MeasurementInvalidError: a request failed, or none was answered.
     """
-    with NullServer(cpus=server_cpus) as server:
+    with null_server(cpus=server_cpus) as endpoint:
         job = LoadJob(
-            endpoint=server.endpoint,
+            endpoint=endpoint,
             requests=replace(requests, ok=OkSpec()),
             arrivals=ClosedLoop(concurrency=32 * fleet.processes, duration_s=duration_s),
             check_every=0,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import MeasurementInvalidError, TargetError
-from batchtune.load.calibration import NullServer, calibrate
+from batchtune.load.calibration import calibrate, null_server
 from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
 from batchtune.load.job import LoadJob, split
 from batchtune.scenario.arrivals import ClosedLoop
@@ -243,8 +243,8 @@ def test_a_fleet_of_nobody_is_refused() -> None:
 @pytest.mark.parametrize("body_bytes", [20, 200_000])
 def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, body_bytes: int) -> None:
     requests = requests_for(protocol, bodies=(bytes(body_bytes),))
-    with NullServer() as null:
-        job = LoadJob(endpoint=null.endpoint, requests=requests, arrivals=closed(8, 64), check_every=0)
+    with null_server() as endpoint:
+        job = LoadJob(endpoint=endpoint, requests=requests, arrivals=closed(8, 64), check_every=0)
         samples = fleet.run(job)
     assert len(samples) == 64
     assert samples.errors() == {}

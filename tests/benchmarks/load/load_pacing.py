@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from batchtune.load.calibration import NullServer
+from batchtune.load.calibration import null_server
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Samples
@@ -67,12 +67,12 @@ def report(name: str, runs: list[Samples]) -> None:
 
 def main() -> None:
     print(f"{'':34}{'lag p50, µs':>16}{'p99, µs':>18}{'p99.9, µs':>20}{'sent in time, %':>26}{'CPU, µs':>18}")
-    with NullServer(cpus=[SERVER_CPU]) as server, LoadFleet(cpus=[CLIENT_CPU]) as fleet:
+    with null_server(cpus=[SERVER_CPU]) as endpoint, LoadFleet(cpus=[CLIENT_CPU]) as fleet:
         for protocol in ("rest", "grpc"):
 
             def run(rate_rps: int, seed: int, protocol: str = protocol) -> Samples:
                 job = LoadJob(
-                    endpoint=server.endpoint,
+                    endpoint=endpoint,
                     requests=requests_for(protocol, bodies=(b"x" * 1024,)),
                     arrivals=poisson(rate_rps, seed),
                     check_every=0,

@@ -21,7 +21,7 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from batchtune.load.calibration import NullServer
+from batchtune.load.calibration import null_server
 from batchtune.load.cluster.cluster_fleet import AnyFleet, fleet_of
 from batchtune.load.job import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
@@ -49,13 +49,13 @@ def main() -> None:
         ray.init(
             address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="batchtune"
         )
-        with NullServer() as server:
+        with null_server() as endpoint:
             for workers in asked.workers:
                 cpus = tuple(sorted(schedulable_cpus(), reverse=True))  # as the cluster deals them out
                 load = LoadSpec(arrivals="poisson", rate=asked.rate * workers, processes=workers, cpus=cpus)
                 schedule = draw(load, duration_s=asked.seconds)
                 job = replace(
-                    a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=server.endpoint
+                    a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=endpoint
                 )
                 closed = replace(job, arrivals=ClosedLoop(concurrency=64, duration_s=asked.seconds))
                 for name, spec in (("local", load), ("ray", _on(cluster, workers, rate=asked.rate))):

@@ -26,7 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.errors import UsageError
-from batchtune.load.calibration import NullServer
+from batchtune.load.calibration import null_server
 from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.cluster_fleet import AnyFleet, ClusterFleet, WorkerLostError, fleet_of
 from batchtune.load.fleet import LiveAggregate, LoadFleet
@@ -61,8 +61,8 @@ def main(runs: int) -> dict[str, Any]:
     )
     schedule = draw(load, duration_s=2.0)
     try:
-        with NullServer() as server:
-            job = replace(a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=server.endpoint)
+        with null_server() as endpoint:
+            job = replace(a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=endpoint)
             found["connecting"] = _of_one(load, job)  # connects, and disconnects
             found["client"] = _of_a_client(_at(load, f"ray://127.0.0.1:{port}"), job)
             ray.init(address=cluster.address, log_to_driver=False, namespace="batchtune")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from batchtune.archive.run import read_parquet, to_parquet
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
-from batchtune.load.calibration import NullServer
+from batchtune.load.calibration import null_server
 from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.cluster_fleet import (
     ClusterFleet,
@@ -434,8 +434,8 @@ def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:
     """The Host that runs in a Ray actor, here in this process: real workers, clocks and answers."""
     schedule = poisson(400, 0.4)
     job = job_of(schedule)
-    with NullServer() as server, ClusterFleet(cluster_of([Host(), Host()])) as fleet:
-        job = replace(job, endpoint=replace(server.endpoint, model_name="m"))
+    with null_server() as endpoint, ClusterFleet(cluster_of([Host(), Host()])) as fleet:
+        job = replace(job, endpoint=replace(endpoint, model_name="m"))
         samples = fleet.run(job)
         with pytest.raises(UsageError, match="does not answer REST"):
             fleet.run(replace(job, endpoint=replace(job.endpoint, rest_port=None)))
@@ -460,13 +460,13 @@ def test_a_station_whose_worker_dies_is_a_lost_worker() -> None:
             os.kill(doomed.pop(), signal.SIGKILL)
 
     with (
-        NullServer() as server,
+        null_server() as endpoint,
         ClusterFleet(cluster_of(stations), sleep=lambda s: time.sleep(min(s, 0.02))) as fleet,
     ):
         second = stations[1]._fleet
         assert second is not None
         doomed.extend(second.process_ids)
-        job = replace(job_of(evenly(100, 30.0)), endpoint=replace(server.endpoint, model_name="m"))
+        job = replace(job_of(evenly(100, 30.0)), endpoint=replace(endpoint, model_name="m"))
         with pytest.raises(WorkerLostError, match=r"load worker 1 on .*died \(signal SIGKILL\)"):
             fleet.run(job, on_progress=kill)
         assert len(fleet.run(replace(job, arrivals=evenly(100, 0.1)))) == 10

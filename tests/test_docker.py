@@ -104,7 +104,7 @@ def test_a_server_in_a_container_is_reached_from_outside_of_it(stage: str) -> No
         if service.get("build", {}).get("target") == stage
     ]
     for command in commands or [["--model_base_path=/models/m"]]:
-        assert not is_loopback(parse_flags([*flags, *command]).flags.host)
+        assert not is_loopback(parse_flags([*flags, *command])[1].host)
 
 
 def test_the_server_s_image_has_what_the_server_imports_and_no_more() -> None:

@@ -27,6 +27,10 @@ from batchtune.scenario.arrivals import Arrivals, ClosedLoop
 CpuClock = Callable[[], float]
 """Returns a server's CPU seconds so far; raises psutil.Error once the server has ended."""
 
+Reading = tuple[int, int, tuple[float, ...]]
+"""(before, after, CPU seconds so far of each server): they were read between these instants, ns from the start of the
+load."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuetPlan:
@@ -72,15 +76,6 @@ class DuetPlan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """CPU seconds so far of both servers, read between `before_ns` and `after_ns` from the start of the load."""
-
-    before_ns: int
-    after_ns: int
-    cpu_s: tuple[float, ...]
-
-
 def run_duet(
     fleet: LoadFleet, jobs: Sequence[LoadJob], plan: DuetPlan, clocks: Sequence[CpuClock]
 ) -> list[tuple[float, float]]:
@@ -117,15 +112,13 @@ def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) ->
 
     def cost_s(turn: int) -> float:
         """Return the CPU seconds per request of a turn; 0 where they are unknown."""
-        first, last = readings[turn], readings[turn + 1]
-        in_time = all(
-            reading.after_ns <= begin_ns
-            for reading, begin_ns in zip((first, last), plan.begins_ns[turn : turn + 2], strict=True)
-        )
-        if not in_time or not requests[turn] or last_done_ns[turn] > last.before_ns:
+        begins_ns, next_begins_ns = plan.begins_ns[turn : turn + 2]
+        (_, first_read_ns, first_s), (asked_ns, last_read_ns, last_s) = readings[turn : turn + 2]
+        in_time = first_read_ns <= begins_ns and last_read_ns <= next_begins_ns
+        if not in_time or not requests[turn] or last_done_ns[turn] > asked_ns:
             return 0.0
         server = plan.order[turn]
-        return (last.cpu_s[server] - first.cpu_s[server]) / float(requests[turn])
+        return (last_s[server] - first_s[server]) / float(requests[turn])
 
     costs = []
     for pair in range(min(plan.pairs, (len(readings) - 1) // 2)):
@@ -177,6 +170,4 @@ class ClockReader:
             except psutil.Error:  # a server ended: what was read until then is kept
                 return
             after_ns = time.monotonic_ns()
-            self.readings.append(
-                Reading(before_ns=before_ns - self._start_ns, after_ns=after_ns - self._start_ns, cpu_s=cpu_s)
-            )
+            self.readings.append((before_ns - self._start_ns, after_ns - self._start_ns, cpu_s))

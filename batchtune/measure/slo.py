@@ -127,35 +127,6 @@ def times_longer(
 SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
 
 
-class _Spells:
-    """Requests and misses of each stretch between two looks, from which the design effect is estimated;
-    merged in pairs beyond 40."""
-
-    def __init__(self) -> None:
-        self._cumulative: list[tuple[int, int]] = [(0, 0)]
-
-    def add(self, requests: int, misses: int) -> None:
-        if requests > self._cumulative[-1][0]:
-            self._cumulative.append((requests, misses))
-        most_spells = 40
-        if len(self._cumulative) > most_spells:
-            self._cumulative = self._cumulative[::2]
-
-    @property
-    def told(self) -> bool:
-        """Whether there are enough stretches to estimate a design effect."""
-        return len(self._cumulative) > 6
-
-    def design_effect(self) -> float:
-        """Return the design effect of the share of misses, as `effect_of_slices`; 1 where there are too few
-        stretches, or none or all miss."""
-        total, missed = self._cumulative[-1]
-        if not self.told or not 0 < missed < total:
-            return 1.0
-        requests, misses = np.diff(np.array(self._cumulative, dtype=np.float64), axis=0).T
-        return effect_of_slices(requests, misses)
-
-
 @dataclass(slots=True, kw_only=True)
 class SloWatch:
     """Decides early whether a run meets a limit: called with each live aggregate, it returns True when the
@@ -178,7 +149,9 @@ class SloWatch:
     requests: int = 0
     misses: int = 0
     _start: LiveAggregate | None = None
-    _spells: _Spells = field(default_factory=_Spells)
+    # (requests, misses) so far at each look, or at every second one and so on beyond 40: what came between two shows
+    # how misses come together.
+    _looks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     _backlog_since_s: float | None = None
     _in_flight: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -206,16 +179,30 @@ class SloWatch:
         The requests of a batch end together, and neighbouring batches share a queue: 2·batch − 0.6 covers the
         exact chain from light load to four fifths of capacity.
         """
-        return max(2.0 * self.requests_per_batch - 0.6, self._spells.design_effect())
+        expected = max(2.0 * self.requests_per_batch - 0.6, 1.0)
+        total, missed = self._looks[-1]
+        if not self._has_enough_looks or not 0 < missed < total:
+            return expected
+        requests, misses = np.diff(np.array(self._looks, dtype=np.float64), axis=0).T
+        return max(expected, effect_of_slices(requests, misses))
+
+    @property
+    def _has_enough_looks(self) -> bool:
+        """Whether there are enough looks to estimate a design effect from the run."""
+        return len(self._looks) > 6
 
     def _count(self, live: LiveAggregate) -> None:
         start = self._start or live
         self.requests = live.done + live.overdue - start.done - start.overdue
         self.misses = _missed(live) - _missed(start)
-        self._spells.add(self.requests, self.misses)
+        if self.requests > self._looks[-1][0]:
+            self._looks.append((self.requests, self.misses))
+        most_looks = 40
+        if len(self._looks) > most_looks:
+            self._looks = self._looks[::2]
 
     def _misses(self, live: LiveAggregate) -> Decision | None:
-        if self.batch_rows_max <= 1 and not self._spells.told and 2 * self.misses <= self.requests:
+        if self.batch_rows_max <= 1 and not self._has_enough_looks and 2 * self.misses <= self.requests:
             return None
         allowed = self.limit.allowed_miss_ratio
         # Quick answers of the last moments are in, their slow siblings are not: for a PASS they do not count.

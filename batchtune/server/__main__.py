@@ -30,21 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(argv: Sequence[str] | None) -> int:
     try:
-        command = parse_flags(sys.argv[1:] if argv is None else argv)
-        if command.wants == "help":
+        wanted, flags, notes = parse_flags(sys.argv[1:] if argv is None else argv)
+        if wanted == "help":
             sys.stdout.write(help_text())
             return 0
-        if command.wants == "version":
+        if wanted == "version":
             sys.stdout.write(f"batchtune-model-server {version('batchtune')}\n")
             return 0
-        for line in command.notes:
+        for line in notes:
             say(line)
         share_one_heap()  # before a library starts threads
         import uvloop
 
         from batchtune.server.model_server import ModelServer
 
-        server = ModelServer(command.flags)
+        server = ModelServer(flags)
     except UsageError as error:
         say_error(error.message, hint=error.hint or "")
         return error.exit_code

@@ -151,20 +151,10 @@ _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandLine:
-    """A parsed command line.
-
-    wants: "serve", "help" or "version"; with the last two `flags` are the defaults. notes: lines for stderr.
-    """
-
-    flags: ServerFlags
-    notes: tuple[str, ...] = ()
-    wants: str = "serve"
-
-
-def parse_flags(arguments: Sequence[str]) -> CommandLine:
+def parse_flags(arguments: Sequence[str]) -> tuple[str, ServerFlags, list[str]]:
     """Parse `--flag=value`, `--flag value` and `--switch`; names may be written with dashes or underscores.
+
+    Returns ("serve", flags, notes for stderr), or ("help" or "version", the default flags, no notes).
 
     Raises:
         UsageError: an unknown flag, a value of a wrong type or range, or flags that contradict each other.
@@ -177,7 +167,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
     notes = []
     for name, text in _pairs(arguments, known):
         if name in {"help", "version"}:
-            return CommandLine(flags=ServerFlags(), wants=name)
+            return name, ServerFlags(), []
         value = _typed(name, known[name], text)
         if name in _WITHOUT_EFFECT:
             notes.append(f"note: --{name} has no effect: {_WITHOUT_EFFECT[name][1]}")
@@ -192,7 +182,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
     _check(flags)
     if flags.length_buckets and not flags.enable_batching:
         notes.append("note: --length_buckets has no effect without --enable_batching")
-    return CommandLine(flags=flags, notes=tuple(notes))
+    return "serve", flags, notes
 
 
 def help_text() -> str:

@@ -111,9 +111,7 @@ def requests_in(plan: DuetPlan, *, each: int = 4, latency_ns: int = 5 * MS_NS):
 
 def read_at(plan: DuetPlan, cpu_s: list[tuple[float, ...]]) -> list[Reading]:
     times = (plan.begins_ns - MS_NS).tolist()
-    return [
-        Reading(before_ns=at, after_ns=at + 10, cpu_s=values) for at, values in zip(times, cpu_s, strict=True)
-    ]
+    return [(at, at + 10, values) for at, values in zip(times, cpu_s, strict=True)]
 
 
 CPU_S = [(0.0, 0.0), (0.4, 0.0), (0.4, 0.8), (0.4, 2.0), (1.2, 2.0)]
@@ -131,7 +129,7 @@ def test_a_pair_is_left_out_when_an_answer_or_a_reading_came_too_late():
     assert len(pair_costs(late, read_at(PLAN, CPU_S), PLAN)) == 1
     assert len(pair_costs(lost, read_at(PLAN, CPU_S), PLAN)) == 1
     readings = read_at(PLAN, CPU_S)
-    readings[2] = Reading(before_ns=0, after_ns=int(PLAN.begins_ns[2]) + 1, cpu_s=CPU_S[2])
+    readings[2] = (0, int(PLAN.begins_ns[2]) + 1, CPU_S[2])
     assert pair_costs(requests_in(PLAN), readings, PLAN) == []
     assert pair_costs(requests_in(PLAN), read_at(PLAN, CPU_S)[:1], PLAN) == []
 

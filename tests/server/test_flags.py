@@ -17,7 +17,7 @@ BASE = "--model_base_path=/m"
 
 
 def flags_of(*arguments: str) -> ServerFlags:
-    return parse_flags([BASE, *arguments]).flags
+    return parse_flags([BASE, *arguments])[1]
 
 
 def test_values_may_follow_an_equals_sign_or_a_space() -> None:
@@ -57,8 +57,8 @@ def test_defaults_are_the_reference_s_but_for_the_address() -> None:
 
 
 def test_a_flag_without_effect_is_accepted_with_a_note() -> None:
-    command = parse_flags([BASE, "--grpc_max_threads=64", "--enable_profiler=false"])
-    assert [note.rpartition(":")[0] for note in command.notes] == [
+    _, _, notes = parse_flags([BASE, "--grpc_max_threads=64", "--enable_profiler=false"])
+    assert [note.rpartition(":")[0] for note in notes] == [
         "note: --grpc_max_threads has no effect",
         "note: --enable_profiler has no effect",
     ]
@@ -123,7 +123,7 @@ def test_channel_arguments_are_limits_of_the_connections_or_told_to_have_no_effe
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = "grpc.max_concurrent_streams=7,grpc.max_connection_age_ms=60000,grpc.keepalive_time_ms=1"
-    limits = startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={given}"]).flags)
+    limits = startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={given}"])[1])
     assert (limits.max_concurrent_streams, limits.max_connection_age_ms) == (7, 60_000)
     assert "grpc.keepalive_time_ms has no effect" in capsys.readouterr().err
     for wrong in (
@@ -132,7 +132,7 @@ def test_channel_arguments_are_limits_of_the_connections_or_told_to_have_no_effe
         "grpc.max_connection_age_ms=x",
     ):
         with pytest.raises(UsageError, match=r"--grpc_channel_arguments: .*expected"):
-            startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={wrong}"]).flags)
+            startup.grpc_limits(parse_flags([BASE, f"--grpc_channel_arguments={wrong}"])[1])
 
 
 def test_some_model_must_be_named() -> None:
@@ -141,7 +141,7 @@ def test_some_model_must_be_named() -> None:
 
 
 def test_a_home_that_is_nobody_s_is_told() -> None:
-    flags = parse_flags(["--model_base_path=~no_such_user/m"]).flags
+    flags = parse_flags(["--model_base_path=~no_such_user/m"])[1]
     with pytest.raises(UsageError, match=r"--model_base_path=~no_such_user/m: .*home directory"):
         startup.configured_models(flags)
 
@@ -291,5 +291,5 @@ def test_length_buckets_rise_and_mean_nothing_without_batching() -> None:
         BatchingParametersError, match=r"length_buckets entries must be .* increasing; was 64,32"
     ):
         startup.batching_settings(flags_of("--enable_batching", "--length_buckets=64,32"))
-    command = parse_flags([BASE, "--length_buckets=32"])
-    assert command.notes == ("note: --length_buckets has no effect without --enable_batching",)
+    _, _, notes = parse_flags([BASE, "--length_buckets=32"])
+    assert notes == ["note: --length_buckets has no effect without --enable_batching"]

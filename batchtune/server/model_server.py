@@ -132,11 +132,11 @@ class ModelServer:
         where = f"{flags.host}:{flags.port}"
         try:
             if flags.port:
-                api = make_grpc_api(self._repository, self._metrics, flags)
-                self._before_drain.append(api.announce_stop)
+                dispatch, streams, announce_stop = make_grpc_api(self._repository, self._metrics, flags)
+                self._before_drain.append(announce_stop)
                 limits, tls = self._grpc_limits, self._tls
                 grpc = await serve(
-                    flags.host, flags.port, api.dispatch, streams=api.streams, limits=limits, tls=tls
+                    flags.host, flags.port, dispatch, streams=streams, limits=limits, tls=tls
                 )
                 self._listeners["gRPC"] = grpc
                 if flags.grpc_socket_path:

@@ -13,7 +13,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from batchtune.server.grpc_api.services import GrpcApi, make_grpc_api
+from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_config import models_of
 from batchtune.server.models.servable import VersionStatus
@@ -21,6 +21,7 @@ from batchtune.server.rest.connection import serve_rest
 from batchtune.server.rest.parser import RestLimits
 from batchtune.server.rest.rest_api import RestApi
 from batchtune.server.server_flags import ServerFlags
+from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.signature import Signature, TensorSpec
@@ -223,7 +224,8 @@ class RunningGrpc:
 
     thread: LoopThread
     port: int
-    api: GrpcApi
+    dispatch: Callable[[GrpcCall], None]
+    announce_stop: Callable[[], None]
     models: FakeModels
     metrics: Metrics
 
@@ -237,10 +239,12 @@ def running_grpc(servable: FakeServable | None = None, **flags: Any) -> Iterator
     """Serve `servable` over gRPC on a free port of the loopback."""
     thread = LoopThread()
     models, metrics = FakeModels(servable), Metrics()
-    api = make_grpc_api(models, metrics, ServerFlags(enable_grpc_healthcheck_service=True, **flags))
-    server = thread.run(serve("127.0.0.1", 0, api.dispatch, streams=api.streams))
+    dispatch, streams, announce_stop = make_grpc_api(
+        models, metrics, ServerFlags(enable_grpc_healthcheck_service=True, **flags)
+    )
+    server = thread.run(serve("127.0.0.1", 0, dispatch, streams=streams))
     try:
-        yield RunningGrpc(thread, server.port, api, models, metrics)
+        yield RunningGrpc(thread, server.port, dispatch, announce_stop, models, metrics)
     finally:
         thread.call(server.close)
         thread.close()

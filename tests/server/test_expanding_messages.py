@@ -46,7 +46,8 @@ def dispatch(call: Call, servable: FakeServable) -> None:
     """Dispatch a call, and let the loop turn until it is answered."""
 
     async def scenario() -> None:
-        make_grpc_api(FakeModels(servable), Metrics(), ServerFlags()).dispatch(call)
+        start, _, _ = make_grpc_api(FakeModels(servable), Metrics(), ServerFlags())
+        start(call)
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -68,7 +69,7 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
     run = (HALF_PLUS_TWO, nothing) if path == PREDICT else (CLASSIFIER, scores)
 
     async def scenario() -> None:
-        api = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics(), ServerFlags())
+        start, _, _ = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics(), ServerFlags())
         for _ in range(3):  # the second of a length may leave a template, which the third fits
             call, calls = Call(path, message), 0
 
@@ -78,7 +79,7 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
 
             tracemalloc.start()
             sys.setprofile(count)
-            api.dispatch(call)
+            start(call)
             sys.setprofile(None)
             _, peak_bytes = tracemalloc.get_traced_memory()
             tracemalloc.stop()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -198,21 +197,14 @@ def _response(status: str) -> bytes:
     return bytes(HealthCheckResponse(status=number).SerializeToString())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcApi:
-    """The services, as the wire's gRPC server takes them.
+def make_grpc_api(
+    repository: ModelRepository, metrics: Metrics, flags: ServerFlags
+) -> tuple[Callable[[GrpcCall], None], Mapping[str, Callable[[GrpcStream], None]], Callable[[], None]]:
+    """Make the services of a repository, as functions to be called on the event loop.
 
-    dispatch: starts a unary call; streams: path of a method -> function that serves a stream; announce_stop:
-    makes the health service answer NOT_SERVING, before the server drains.
+    Returns (what starts a unary call, path of a method -> what serves a stream, what makes the health service answer
+    NOT_SERVING, before the server drains).
     """
-
-    dispatch: Callable[[GrpcCall], None]
-    streams: Mapping[str, Callable[[GrpcStream], None]]
-    announce_stop: Callable[[], None]
-
-
-def make_grpc_api(repository: ModelRepository, metrics: Metrics, flags: ServerFlags) -> GrpcApi:
-    """Make the services of a repository; all functions of the result run on the event loop."""
     pending: PendingCalls[GrpcCall] = PendingCalls(
         *(metrics, "GRPC", repository),
         reply=GrpcCall.reply,
@@ -248,8 +240,7 @@ def make_grpc_api(repository: ModelRepository, metrics: Metrics, flags: ServerFl
         serve_reflection = reflection(services)
         for name in REFLECTION_SERVICES:
             streams[f"/{name}/ServerReflectionInfo"] = serve_reflection
-
-    return GrpcApi(dispatch=dispatcher(handlers), streams=streams, announce_stop=health.stop)
+    return dispatcher(handlers), streams, health.stop
 
 
 # ModelService: what the server says of its models, and how it is told to serve others.

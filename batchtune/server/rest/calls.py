@@ -182,6 +182,11 @@ def _refuse(respond: Respond, error: StatusError) -> None:
     respond(HTTP_CODES[error.code], error_answer(error.message))
 
 
+_Binding = tuple[weakref.ref[Servable], str, ModelTimes]
+"""What the calls on a version share: (the version; its default signature's only input, if that is a matrix of float32,
+else ""; where their times are counted)."""
+
+
 class RestCalls:
     """Answers calls on models.
 
@@ -204,7 +209,7 @@ class RestCalls:
         self._large_bodies = LargeBodies()
         self._reading: set[asyncio.Task[None]] = set()
         self._read_float_rows = float_rows_reader()
-        self._bindings: Memo[int, _ModelBinding] = Memo(1_024)
+        self._bindings: Memo[int, _Binding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
         """Start a predict, classify or regress call; `respond` is called later, or now for an error."""
@@ -271,16 +276,17 @@ class RestCalls:
         except StatusError:  # what is wrong with the body is reported first
             return False
         binding = self._bindings.get(id(servable))
-        if binding is None or binding.servable() is not servable:
+        if binding is None or binding[0]() is not servable:
             binding = self._bind(servable)
-        rows = self._read_float_rows(body) if binding.input_name else None
+        _, input_name, times = binding
+        rows = self._read_float_rows(body) if input_name else None
         if rows is None:
             return False
-        call = self._pending_call(binding.times, respond, started_ns, _answer_by_row)
-        call.submit(servable, DEFAULT_SIGNATURE, {binding.input_name: rows}, None)
+        call = self._pending_call(times, respond, started_ns, _answer_by_row)
+        call.submit(servable, DEFAULT_SIGNATURE, {input_name: rows}, None)
         return True
 
-    def _bind(self, servable: Servable) -> _ModelBinding:
+    def _bind(self, servable: Servable) -> _Binding:
         signature = servable.signatures.get(DEFAULT_SIGNATURE)
         input_name = ""
         if (
@@ -289,12 +295,8 @@ class RestCalls:
             and (not self._check_methods or signature.method_name in PREDICT_METHODS)
         ):
             input_name = signature.inputs[0].name
-        binding = _ModelBinding(
-            servable=weakref.ref(servable),
-            input_name=input_name,
-            times=self._pending.times(servable.name, "Predict"),
-        )
-        return self._bindings.keep(id(servable), binding)
+        times = self._pending.times(servable.name, "Predict")
+        return self._bindings.keep(id(servable), (weakref.ref(servable), input_name, times))
 
     def _predict(self, route: Route, body: bytes, respond: Respond, started_ns: int) -> None:
         document = parse_request_object(body)
@@ -377,18 +379,6 @@ class RestCalls:
             raise
         self._pending.metrics.request_count(route.model_name, "OK")
         return body
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModelBinding:
-    """State that the calls on a version share; refers to the version only weakly.
-
-    input_name: the default signature's only input, if that is a matrix of float32, else "".
-    """
-
-    servable: weakref.ref[Servable]
-    input_name: str
-    times: ModelTimes
 
 
 def _answer_by_row(outputs: Outputs) -> bytes:

@@ -112,7 +112,7 @@ class Target:
             }
         )
         self._loop = asyncio.new_event_loop()
-        self._dispatch = make_grpc_api(FakeModels(model), Metrics(), ServerFlags()).dispatch
+        self._dispatch = make_grpc_api(FakeModels(model), Metrics(), ServerFlags())[0]
         self._servable = model
         self._warm = PredictRequests()
 

@@ -192,7 +192,7 @@ def test_refused_requests_leave_nothing_behind(server: RunningGrpc) -> None:
 
     def refuse() -> str:
         call = Call()
-        server.api.dispatch(call)  # type: ignore[arg-type]
+        server.dispatch(call)  # type: ignore[arg-type]
         return call.ended
 
     assert {server.thread.call(refuse) for _ in range(20)} == {"INVALID_ARGUMENT"}
@@ -767,7 +767,7 @@ def test_health_tells_of_server_services_and_models() -> None:
         unknown = watch(HealthCheckRequest(service="x"), timeout=TIMEOUT_S)
         assert next(told).status == HealthCheckResponse.SERVING
         assert next(unknown).status == HealthCheckResponse.SERVICE_UNKNOWN
-        server.thread.call(server.api.announce_stop)
+        server.thread.call(server.announce_stop)
         assert next(told).status == HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as ended:  # a drain waits for every stream
             next(told)

@@ -302,18 +302,11 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         raise ValueError("only parts with a common start can be merged")
     order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
     worker = np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
-
-    def column(name: str) -> NDArray[np.int64]:
-        return np.asarray(np.concatenate([getattr(part, name) for part in parts])[order])
-
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])[order] for name in COLUMNS
+    }
     return Samples(
-        due_ns=column("due_ns"),
-        sent_ns=column("sent_ns"),
-        first_byte_ns=column("first_byte_ns"),
-        done_ns=column("done_ns"),
-        connection_wait_ns=column("connection_wait_ns"),
-        status=column("status").astype(np.uint8, copy=False),
-        rows=column("rows").astype(np.int32, copy=False),
+        **columns,
         started_ns=first.started_ns,
         wall_s=max(part.wall_s for part in parts),
         client_cpu_s=sum(part.client_cpu_s for part in parts),

@@ -22,7 +22,6 @@ from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.places import json_lines
 from batchtune.scenario.spec.workload import LoadSpec, OnOffSpec
 
-
 Trace: TypeAlias = tuple[NDArray[np.float64], NDArray[np.int32] | None, NDArray[np.int32] | None]
 """Recorded arrivals in the order of time: their times (s) since an origin of the file's own, indices of the recorded
 requests to send, and rows of the requests, each of shape (n,); None: the file has no such column."""
@@ -151,7 +150,10 @@ class ClosedLoop:
 
         Shares of clients differ by one at most, and so do those of requests among workers with clients.
         """
-        most, busy = self.requests_max, min(workers, self.concurrency)  # a worker without clients sends nothing
+        most, busy = (
+            self.requests_max,
+            min(workers, self.concurrency),
+        )  # a worker without clients sends nothing
         share = None if most is None else share_of(most, worker, busy) * (worker < busy)
         return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 

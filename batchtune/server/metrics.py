@@ -135,7 +135,7 @@ def _number(value: float) -> str:
 
 @contextmanager
 def loop_lag_sampled(
-    run_soon: Callable[[Callable[[], None]], object], record: Callable[[float], None]
+    run_soon: Callable[[Callable[[], object]], object], record: Callable[[float], None]
 ) -> Iterator[None]:
     """Within, measure 20 times a second how many microseconds the event loop takes to call a function.
 

@@ -135,9 +135,7 @@ class ModelServer:
                 dispatch, streams, announce_stop = make_grpc_api(self._repository, self._metrics, flags)
                 self._before_drain.append(announce_stop)
                 limits, tls = self._grpc_limits, self._tls
-                grpc = await serve(
-                    flags.host, flags.port, dispatch, streams=streams, limits=limits, tls=tls
-                )
+                grpc = await serve(flags.host, flags.port, dispatch, streams=streams, limits=limits, tls=tls)
                 self._listeners["gRPC"] = grpc
                 if flags.grpc_socket_path:
                     where = f"unix:{flags.grpc_socket_path}"
@@ -157,7 +155,9 @@ class ModelServer:
     def _addresses(self) -> str:
         """Describe where the server listens, such as `gRPC on 127.0.0.1:8500, REST off`."""
         host, ends = self._flags.host, {name: self._listeners.get(name) for name in ("gRPC", "REST")}
-        return ", ".join(f"{name} on {host}:{end.port}" if end else f"{name} off" for name, end in ends.items())
+        return ", ".join(
+            f"{name} on {host}:{end.port}" if end else f"{name} off" for name, end in ends.items()
+        )
 
     async def _drain(self) -> None:
         """Take no more requests, answer those under way, close; abort what is left after _DRAIN_LIMIT_S."""

@@ -69,7 +69,9 @@ def test_a_megabyte_is_read_in_few_steps_and_little_memory(number: int) -> None:
     run = (HALF_PLUS_TWO, nothing) if path == PREDICT else (CLASSIFIER, scores)
 
     async def scenario() -> None:
-        start, _, _ = make_grpc_api(FakeModels(FakeServable({"serving_default": run})), Metrics(), ServerFlags())
+        start, _, _ = make_grpc_api(
+            FakeModels(FakeServable({"serving_default": run})), Metrics(), ServerFlags()
+        )
         for _ in range(3):  # the second of a length may leave a template, which the third fits
             call, calls = Call(path, message), 0
 

@@ -43,7 +43,7 @@ class BatchingControl:
         *,
         observer: BatchObserver,
         deliver: Deliver,
-        on_loop: Callable[[Callable[[], None]], object],
+        on_loop: Callable[[Callable[[], object]], object],
     ) -> None:
         self._observer = observer
         self._deliver = deliver

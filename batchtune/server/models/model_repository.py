@@ -50,7 +50,7 @@ class ModelRepository:
         *,
         open_servable: Callable[[str, int, Path], Servable],
         close_servable: Callable[[Servable], None],
-        on_loop: Callable[[Callable[[], None]], object],
+        on_loop: Callable[[Callable[[], object]], object],
         on_dead: Callable[[], None],
         flags: ServerFlags,
     ) -> None:
@@ -78,9 +78,7 @@ class ModelRepository:
         self._closing = False
         self._ended = False
         self._reconfiguring = threading.Lock()
-        self._loaders = ThreadPoolExecutor(
-            max_workers=flags.num_load_threads or 1, thread_name_prefix="load"
-        )
+        self._loaders = ThreadPoolExecutor(max_workers=flags.num_load_threads or 1, thread_name_prefix="load")
         self._keeper = threading.Thread(target=self._keep, name="model_repository", daemon=True)
 
     def names(self) -> tuple[str, ...]:

@@ -111,9 +111,7 @@ class RedisLookup:
     FAILED_PRECONDITION where the package redis is missing.
     """
 
-    def __init__(
-        self, url: str, prefix: str, timeout_ms: float, *, key_name: str, value: TensorSpec
-    ) -> None:
+    def __init__(self, url: str, prefix: str, timeout_ms: float, *, key_name: str, value: TensorSpec) -> None:
         try:
             import redis
         except ImportError as error:
@@ -122,9 +120,7 @@ class RedisLookup:
             ) from error
         timeout_s = timeout_ms / 1000
         self._failure = redis.RedisError
-        self._client = redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
-        )
+        self._client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
         self._where = _without_password(url)
         self._prefix = prefix.encode()
         self._key_name = key_name

@@ -54,9 +54,7 @@ def main() -> None:
                 cpus = tuple(sorted(schedulable_cpus(), reverse=True))  # as the cluster deals them out
                 load = LoadSpec(arrivals="poisson", rate=asked.rate * workers, processes=workers, cpus=cpus)
                 schedule = draw(load, duration_s=asked.seconds)
-                job = replace(
-                    a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=endpoint
-                )
+                job = replace(a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=endpoint)
                 closed = replace(job, arrivals=ClosedLoop(concurrency=64, duration_s=asked.seconds))
                 for name, spec in (("local", load), ("ray", _on(cluster, workers, rate=asked.rate))):
                     with fleet_of(spec) as fleet:

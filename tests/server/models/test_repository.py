@@ -61,9 +61,7 @@ def make() -> Iterator[Make]:
     def run_at_once(function: Callable[[], None]) -> None:
         function()
 
-    def start(
-        *models: ModelConfig, flags: ServerFlags = QUICK, load: Load | None = None
-    ) -> ModelRepository:
+    def start(*models: ModelConfig, flags: ServerFlags = QUICK, load: Load | None = None) -> ModelRepository:
         metrics = Metrics()
         control = BatchingControl(
             BatchingSettings(), observer=metrics, deliver=lambda _completions: None, on_loop=run_at_once
@@ -572,9 +570,7 @@ def test_a_configuration_file_lists_models_policies_and_labels(tmp_path: Path) -
         '  config { name: "c" base_path: "/models/c" model_version_policy { latest { num_versions: 2 } } } }\n'
     )
     assert read_model_config_file(path) == (
-        ModelConfig(
-            name="a", base_path=Path("/models/a"), policy=(1, 3), labels={"s": 3}
-        ),
+        ModelConfig(name="a", base_path=Path("/models/a"), policy=(1, 3), labels={"s": 3}),
         ModelConfig(name="b", base_path=Path("/models/b"), policy=None),
         ModelConfig(name="c", base_path=Path("/models/c"), policy=2),
     )

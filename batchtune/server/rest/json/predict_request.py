@@ -192,9 +192,7 @@ def _rows(
     return _rows_carefully(instances, specs)
 
 
-def _columns(
-    inputs: Any, specs: tuple[TensorSpec, ...], may_hold_booleans: bool
-) -> dict[str, NDArray[Any]]:
+def _columns(inputs: Any, specs: tuple[TensorSpec, ...], may_hold_booleans: bool) -> dict[str, NDArray[Any]]:
     """Return the inputs, by name, of an `inputs` value, each with the shape that it has in the JSON."""
     if isinstance(inputs, dict) and not is_base64_object(inputs):
         tensors = {}

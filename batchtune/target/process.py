@@ -345,7 +345,7 @@ def launch_named(process: ServerProcess) -> Iterator[None]:
                 or "run the command by hand; it gets few environment variables here, others are named in "
                 "target.environment",
             ) from error
-        words = f"what target.launch started still runs, its last words:\n{process.log_tail()}"
+        words = f"what target.launch started still runs; its last words:\n{process.log_tail()}"
         hint = "; ".join(
             filter(None, ("it may listen elsewhere than target.rest_url, grpc_url and ready say", error.hint))
         )

@@ -163,7 +163,7 @@ def test_what_fails_is_the_trial_s_reason_and_nothing_is_left_running(
     ("script", "words", "hints"),
     [
         ("exit 1", "target.launch: the server exited with 1; its last words:\n  (the log is empty)", ("by hand", "target.environment")),
-        ("echo port 9; exec sleep 60", "no connection; what target.launch started still runs, its last words:\n  port 9", ("target.rest_url", "target.ready_timeout")),
+        ("echo port 9; exec sleep 60", "no connection; what target.launch started still runs; its last words:\n  port 9", ("target.rest_url", "target.ready_timeout")),
     ],
 )  # fmt: skip
 def test_a_launch_that_is_never_ready_names_its_key_its_words_and_what_to_do(

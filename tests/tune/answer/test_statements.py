@@ -501,11 +501,11 @@ def test_trials_that_failed_beside_others_are_a_warning_with_the_commonest_reaso
             "failed at the start in 1 of 1 run; the search then left it out: the server exited with 3",
         ),
         (
-            "model 'm' at http://h:1 is not ready after 5 s: no connection; its last words:\n  (no log)",
+            "model 'm' at http://h:1 is not ready after 5 s: no connection; what target.launch started still runs; its last words:\n  (no log)",
             True,
             (
                 "failed at the start in 1 of 1 run; the search then left it out: model 'm' at http://h:1 is not ready after "
-                "5 s: no connection"
+                "5 s: no connection; what target.launch started still runs."
             ),
         ),
         (None, False, "failed under load in 1 of 1 run: no request was answered"),

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,14 @@ class OriginalModel:
         """Describe, for a message, that somebody replaced the parameters of a sweep's last trial by those of `now`."""
         return (
             f"{self._sweep()} did not restore it; {now} was set since, by somebody else, and is what counts"
+        )
+
+    def unrestored_words(self) -> str:
+        """Describe, for a message, that the server may have a trial's parameters, and what restores it."""
+        restores = f"`batchtune restore {shlex.quote(self.run)}`" if self.run else "the next sweep of it"
+        return (
+            f"{self._sweep()} did not restore it: what is measured has the parameters of its last trial, unless others "
+            f"were set since; {restores} restores it"
         )
 
     def _sweep(self) -> str:
@@ -195,18 +204,19 @@ class Claim:
             os.fsync(self._lock)
 
 
-def is_claimed(address: str, model: str) -> bool:
-    """Whether another process changes this server now."""
+def foreign_parameters(address: str, model: str) -> str:
+    """Return in words why a server may not have its own parameters: another process changes it now, or a sweep that
+    was killed left those of a trial; "": neither is known."""
     claim = Claim(address, model)
     if not claim.path.is_file():
-        return False
+        return ""
     try:
-        claim.lock()
+        earlier = claim.lock()
     except TargetError:
-        return True
+        return "another batchtune changes this server now, and with it what is measured"
     finally:
         claim.release()
-    return False
+    return "" if earlier is None else earlier.unrestored_words()
 
 
 def discard_record(original: OriginalModel) -> None:

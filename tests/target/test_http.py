@@ -24,7 +24,7 @@ from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target import command, endpoint
-from batchtune.target.claim import is_claimed, state_folder
+from batchtune.target.claim import foreign_parameters, state_folder
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import Counters, activity, read_meant_counters
@@ -719,6 +719,10 @@ def test_places_to_change_need_what_they_are_places_of() -> None:
     assert "x:" in told.value.message
 
 
+def where(target: CommandTarget) -> tuple[str, str]:
+    return target.endpoint.rest_url, target.endpoint.model_name
+
+
 def test_a_second_process_is_refused_while_the_first_changes_the_server(running: str) -> None:
     asked = attached(running)
     with CommandTarget(asked.target) as first:
@@ -728,8 +732,8 @@ def test_a_second_process_is_refused_while_the_first_changes_the_server(running:
             pytest.raises(TargetError, match="another batchtune changes"),
         ):
             second.apply(asked.configuration({"max_batch_size": 8}))
-        assert is_claimed(first.endpoint.rest_url, first.endpoint.model_name)
-    assert not is_claimed(first.endpoint.rest_url, first.endpoint.model_name)
+        assert "another batchtune changes this server now" in foreign_parameters(*where(first))
+    assert not foreign_parameters(*where(first))
     with CommandTarget(asked.target) as third:
         third.attach()
 
@@ -744,6 +748,27 @@ def test_restore_puts_back_what_a_killed_run_kept(running: str, tmp_path: Path) 
     assert httpx.get(running).json()["app"]["size"] == 8
     assert run_restore(run.path) == 0
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+def test_a_load_is_told_what_a_killed_sweep_left_and_what_restores_it(running: str, tmp_path: Path) -> None:
+    asked = attached(running)
+    run = create_run(asked, format_scenario(asked), root=tmp_path / "r")
+    target = CommandTarget(asked.target)
+    target.attach(partial(write_original, run.path))
+    target.apply(asked.configuration({"max_batch_size": 8}))
+    target._claim.release()
+    file = tmp_path / "as-it-is.yaml"
+    load = {"arrivals": "closed", "concurrency": 1, "duration": "200ms", "warm_up": "100ms"}
+    loaded = asked.document() | {"objective": "throughput", "load": load}
+    del loaded["search"], loaded["slo"]
+    file.write_text(yaml.safe_dump(loaded))
+    words = ("load", file, "--no-save", "-q")
+    left = answered(*words, cwd=tmp_path).stderr
+    assert f"note: an earlier sweep of score at {running} ({run.path}) did not restore it" in left
+    assert f"`batchtune restore {run.path}` restores it" in left
+    assert httpx.get(running).json()["app"]["size"] == 8
+    assert run_restore(run.path) == 0
+    assert "earlier sweep" not in answered(*words, cwd=tmp_path).stderr
 
 
 def test_the_run_that_changed_the_server_is_named_by_a_later_one_that_cannot_put_it_back(

@@ -45,7 +45,7 @@ from batchtune.scenario.reader import lists_models
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
-from batchtune.target.claim import is_claimed
+from batchtune.target.claim import foreign_parameters
 from batchtune.target.external import ExternalTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.blocks import REPEATS_SHARE
@@ -348,11 +348,10 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
 
 
 def _noted(target: LaunchedTarget | ExternalTarget) -> LaunchedTarget | ExternalTarget:
-    """Return the running server that is to be loaded as it is; prints a note where another process changes it."""
-    if is_claimed(target.endpoint.rest_url, target.endpoint.model_name):
-        print(
-            "note: another batchtune changes this server now, and with it what is measured", file=sys.stderr
-        )
+    """Return the running server that is to be loaded as it is; prints a note where a sweep changes it, or did and was
+    killed."""
+    if words := foreign_parameters(target.endpoint.rest_url, target.endpoint.model_name):
+        print(f"note: {words}", file=sys.stderr)
     return target
 
 

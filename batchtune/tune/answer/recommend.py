@@ -38,7 +38,7 @@ from batchtune.tune.answer.recommendation import (
     Recommendation,
     range_of,
 )
-from batchtune.tune.evidence.best_point import searched_bottleneck, usual_bottleneck
+from batchtune.tune.evidence.best_point import searched_bottleneck, typical_run, usual_bottleneck
 from batchtune.tune.evidence.bracket import LEVEL, PREDICTION_RUNS, BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
@@ -317,6 +317,7 @@ class _Answer:
                 chosen.configuration,
                 measured,
                 tried=(c.configuration for c in contenders),
+                rivals=(c.configuration for c in rivals),
                 scenario=scenario,
             ),
             search=self._search,
@@ -489,7 +490,8 @@ class _Answer:
         if contender is None:
             return None
         measured = self._measured(self._account.behind(contender)[0])
-        return measured[-1] if measured else None
+        typical = typical_run(contender.configuration, measured, scenario=self._scenario)
+        return None if typical is None else typical[0]
 
     # Figures.
 

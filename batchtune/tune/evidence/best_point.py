@@ -34,15 +34,15 @@ def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottlene
     return verdict
 
 
-def usual_bottleneck(
+def typical_run(
     configuration: Configuration,
     measured: Sequence[Measurement],
     *,
     scenario: Scenario | None = None,
     blame_met: bool | None = None,
-) -> Bottleneck | None:
-    """Find what limits most runs of a configuration, with the figures of the last of those runs; None without
-    runs.
+) -> tuple[Measurement, Bottleneck] | None:
+    """Return the run whose figures stand for a configuration, and what limits it: the last of the runs with the limit
+    that most have. None without runs.
 
     `scenario`: its target's flags decide how many request threads the server has. `blame_met`: whether a rate
     that was met within the SLO has a bottleneck; None: under objective capacity, where it is the highest
@@ -50,14 +50,24 @@ def usual_bottleneck(
     """
     if blame_met is None:
         blame_met = scenario is None or scenario.objective == "capacity"
-    verdicts = [
-        _verdict(configuration, measurement, scenario, blame_host=False, blame_met=blame_met)
+    limits = [
+        (measurement, _verdict(configuration, measurement, scenario, blame_host=False, blame_met=blame_met))
         for measurement in measured
     ]
-    if not verdicts:
-        return None
-    kind = Counter(verdict.kind for verdict in verdicts).most_common(1)[0][0]
-    return [verdict for verdict in verdicts if verdict.kind == kind][-1]
+    usual = Counter(limit.kind for _, limit in limits).most_common(1)
+    return [(run, limit) for run, limit in limits if limit.kind == usual[0][0]][-1] if usual else None
+
+
+def usual_bottleneck(
+    configuration: Configuration,
+    measured: Sequence[Measurement],
+    *,
+    scenario: Scenario | None = None,
+    blame_met: bool | None = None,
+) -> Bottleneck | None:
+    """Find what limits most runs of a configuration, with the figures of its `typical_run`; None without runs."""
+    typical = typical_run(configuration, measured, scenario=scenario, blame_met=blame_met)
+    return None if typical is None else typical[1]
 
 
 def searched_bottleneck(
@@ -65,12 +75,13 @@ def searched_bottleneck(
     measured: Sequence[Measurement],
     *,
     tried: Iterable[Configuration],
+    rivals: Iterable[Configuration],
     scenario: Scenario,
 ) -> Bottleneck | None:
     """Find what limits most runs of a configuration that a search chose; None without runs.
 
     Where the advice would be a shorter batch timeout or more threads, and one of `tried` had that, it says so
-    instead.
+    instead, unless one of `rivals`, which may be better, has that too.
     """
     verdict = usual_bottleneck(configuration, measured, scenario=scenario)
     # The parameter that is advised to change, and whether it is advised to be less.
@@ -81,12 +92,14 @@ def searched_bottleneck(
     name, less = searched.get("none" if verdict is None else verdict.kind, ("", False))
     if verdict is None or not name:
         return verdict
-    ours, *others = (
-        other.in_force(name, cpus=scenario.target.cpus)
-        for other in (configuration, *tried)
-        if other.batching is not None
-    )
-    if not any(other < ours if less else other > ours for other in others):
+    ours = configuration.in_force(name, cpus=scenario.target.cpus)
+
+    def is_among(others: Iterable[Configuration]) -> bool:
+        batched = (other for other in others if other.batching is not None)
+        values = (other.in_force(name, cpus=scenario.target.cpus) for other in batched)
+        return any(value < ours if less else value > ours for value in values)
+
+    if not is_among(tried) or is_among(rivals):
         return verdict
     which = "lower_was_tried" if less else "higher_was_tried"
     return replace(verdict, advice=coded(which, name=configuration.word(name)))

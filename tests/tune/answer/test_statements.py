@@ -23,6 +23,7 @@ from batchtune.report.words import gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.choice import LEVEL
 from batchtune.tune.answer.recommend import compared_with_slo, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation
@@ -589,3 +590,46 @@ def test_what_single_runs_of_a_closed_loop_met_is_said_of_the_nearest(
     with pytest.raises(error) as raised:
         recommend(trials, scenario=scenario_of(), slo=SloSpec.model_validate({"p95": "20ms"}))
     assert words in str(raised.value).replace(" batch_timeout_micros=0 num_batch_threads=1", "")
+
+
+def waiting(timed_out: int, wait_s: float) -> ServerActivity:
+    """Of a hundred batches so many waited for the whole timeout."""
+    return ServerActivity(
+        duration_s=1.0,
+        batches=100,
+        rows=400,
+        mean_batch_rows=4.0,
+        batches_by_rows={4: 100},
+        execution_s_by_rows={4: 0.002},
+        queue_wait_mean_s=wait_s,
+        close_reasons={"full": 100 - timed_out, "timeout": timed_out},
+    )
+
+
+@pytest.mark.parametrize(
+    ("lower_rps", "advice"),
+    [(2400, "Lower batch_timeout_micros"), (900, "A lower batch_timeout_micros was tried and is not better")],
+)
+def test_why_and_bottleneck_are_of_one_run_and_what_may_be_better_is_not_called_worse(
+    lower_rps: float, advice: str
+) -> None:
+    waits = {"max_batch_size": 8, "batch_timeout_micros": 2000, "num_batch_threads": 1}
+    lower = waits | {"batch_timeout_micros": 0}
+    trials = [
+        planted(1, batching=None, throughput=770, p95_s=0.024, source="no_batching"),
+        planted(2, batching=lower, throughput=lower_rps, p95_s=0.0095),
+    ]
+    trials += [
+        planted(
+            3 + at, batching=waits, throughput=2230, p95_s=0.0093, source="confirm", server=waiting(*closed)
+        )
+        for at, closed in enumerate([(75, 0.003), (75, 0.003), (54, 0.001)])
+    ]
+    chosen = recommend(trials, scenario=SCENARIO)
+    assert chosen.configuration.in_force("batch_timeout_micros") == 2000
+    for text in texts_of(chosen, SCENARIO):
+        shares = re.findall(r"([\d.]+) % of the batches", text)
+        assert len(shares) == 2, text
+        assert {float(share) for share in shares} == {75.0}
+        assert advice in text
+        assert ("may be better" in text) == (lower_rps == 2400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -87,11 +88,12 @@ async def _serve(pipe: Connection) -> None:
         await loop.create_server(_NullHttp, "127.0.0.1", 0, backlog=1024),
         await loop.create_server(lambda: _NullGrpc(grpc_answer), "127.0.0.1", 0, backlog=1024),
     ]
-    pipe.send(tuple(server.sockets[0].getsockname()[1] for server in servers))
-    ended = asyncio.Event()
-    loop.add_reader(pipe.fileno(), ended.set)
-    await ended.wait()
-    loop.remove_reader(pipe.fileno())
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone already
+        pipe.send(tuple(server.sockets[0].getsockname()[1] for server in servers))
+        ended = asyncio.Event()
+        loop.add_reader(pipe.fileno(), ended.set)
+        await ended.wait()
+        loop.remove_reader(pipe.fileno())
     for server in servers:
         server.close()
 

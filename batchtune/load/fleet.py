@@ -438,9 +438,8 @@ class LiveTable:
     def look(self, now_ns: int) -> tuple[tuple[int, int, int, int, int], NDArray[np.int64]]:
         """Return (issued, done, errors, late, overdue), and the latencies (ns) of the last second's good answers."""
         oldest = self._header[OLDEST_PENDING]
-        issued = self._header[
-            ISSUED
-        ]  # read last: meanwhile the worker goes on, and the other never passes it
+        # Read last: meanwhile the worker goes on, and the other never passes it.
+        issued = self._header[ISSUED]
         errors, late, _ = self._count(self._settled, oldest)
         self._settled_errors += errors
         self._settled_late += late

@@ -34,23 +34,30 @@ from batchtune.load.clients.source import Client, ClosedSource, OpenSource, Sour
 from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport
 from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder, Status
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
+from batchtune.system import interrupts_noted
 
 
 def start_undisturbed(process: SpawnProcess) -> None:
     """Start a child process that a terminal's signals (Ctrl-C, hang-up, Ctrl-backslash) do not reach; it ends when its
-    parent does."""
-    of_a_terminal = (
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-    )  # it sends them to all; the parent handles them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, of_a_terminal)
-    try:
-        resource_tracker.ensure_running()  # the first child would start it, which lets Ctrl-C through again
-        signal.pthread_sigmask(signal.SIG_BLOCK, of_a_terminal)
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    parent does.
+
+    An interrupt that comes meanwhile is raised behind the start, and the child is ended: cut short, it would print a
+    traceback, because it reads what to run from its parent.
+    """
+    # A terminal sends them to all; the parent handles them.
+    of_a_terminal = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    with interrupts_noted() as interrupts:  # the mask is of this thread, and others may take the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, of_a_terminal)
+        try:
+            resource_tracker.ensure_running()  # the first child would start it, which lets Ctrl-C through again
+            signal.pthread_sigmask(signal.SIG_BLOCK, of_a_terminal)
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if interrupts:
+        process.kill()
+        process.join()
+        raise KeyboardInterrupt
 
 
 Reports = tuple[WorkerReport, ...]
@@ -243,10 +250,8 @@ class Driver:
 
     def _tick(self) -> None:
         """Publish the counters, end requests that have waited too long, and finish where the job is over."""
-        pause_ns, pauses_max = (
-            5_000_000,
-            1000,
-        )  # a later tick shows a pause: the process did not run, or ran other code
+        # A later tick shows a pause: the process did not run, or ran other code.
+        pause_ns, pauses_max = 5_000_000, 1000
         now_ns = _monotonic_ns()
         late_ns = now_ns - self._tick_due_ns
         if late_ns > pause_ns and len(self._pauses_ns) < pauses_max:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 
 from batchtune.errors import MeasurementInvalidError, TargetError
-from batchtune.load.calibration import calibrate, null_server
+from batchtune.load.calibration import _serve, calibrate, null_server
 from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
 from batchtune.load.job import LoadJob, split
+from batchtune.load.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.system import interrupt
 from batchtune.target.endpoint import Endpoint
@@ -284,3 +286,37 @@ def test_the_first_child_too_hears_no_ctrl_c_while_it_starts(tmp_path: Path) -> 
         [sys.executable, str(tmp_path / "started.py")], capture_output=True, text=True, timeout=60, check=True
     )
     assert int(done.stdout.split()[1], 16) & (1 << (signal.SIGINT - 1))
+
+
+class StartingChild:
+    """A child whose start is interrupted, by way of a thread that does not block Ctrl-C as the main one does."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self.calls.append("started")
+
+    def kill(self) -> None:
+        self.calls.append("killed")
+
+    def join(self) -> None:
+        self.calls.append("joined")
+
+
+def test_ctrl_c_while_a_child_starts_is_raised_behind_that_and_ends_the_child() -> None:
+    """Cut short, the child printed an EOFError: it reads what to run from its parent."""
+    child = StartingChild()
+    with pytest.raises(KeyboardInterrupt):
+        start_undisturbed(child)  # type: ignore[arg-type]
+    assert child.calls == ["started", "killed", "joined"]
+
+
+def test_a_null_server_whose_parent_is_gone_ends_silently() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    asyncio.run(_serve(theirs))
+    theirs.close()

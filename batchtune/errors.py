@@ -17,6 +17,9 @@ BatchtuneError                        70  never raised itself
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
+
 
 class BatchtuneError(Exception):
     """An expected failure. `message`: what was wrong and where; `hint`: what to do next, "" for nothing to add."""

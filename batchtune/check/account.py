@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from batchtune.archive.run import CHECK
 from batchtune.check.gate import ERROR_RATE, Finding, Gate
 from batchtune.check.paired_check import CHECK_VERSION, Conclusion, Verdict
-from batchtune.errors import ArchiveError, TargetError
+from batchtune.errors import INTERRUPTED, ArchiveError, TargetError
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
@@ -227,7 +227,7 @@ def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[V
     where most runs of the candidate, the last variant, fail the scenario's SLO. A REGRESSED that both phases
     flagged is not changed for a disturbed host, which hides changes and makes none.
     """
-    if conclusion.target_failed:
+    if conclusion.target_failed or conclusion.interrupted:
         return conclusion
     void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED")
     if void:
@@ -339,6 +339,7 @@ def account_from(document: Mapping[str, Any]) -> Account:
         target_failed=bool(document.get("target_failed", document["exit_code"] == TargetError.exit_code)),
         error_rate=ERROR_RATE if stored else float(document["error_rate"]),
         confirms=bool(document.get("confirms", True)),
+        interrupted=document["exit_code"] == INTERRUPTED,
     )
     return Account(
         scenario=str(document["scenario"]),

@@ -27,6 +27,7 @@ from batchtune.check.gate import (
     planned_looks,
 )
 from batchtune.errors import (
+    INTERRUPTED,
     BaselineError,
     InconclusiveError,
     MeasurementInvalidError,
@@ -34,7 +35,7 @@ from batchtune.errors import (
     TargetError,
 )
 from batchtune.measure.measurement import Measurement
-from batchtune.plain_values import Coded, to_plain
+from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
 from batchtune.tune.compare.blocks import Variant, paired_arms, runs_of
 from batchtune.tune.evidence.best_point import rows_per_request
@@ -150,8 +151,8 @@ class Conclusion:
 
     `blocks`, `fresh_blocks`: how many blocks the screen and the confirmation took (0: no confirmation);
     `blocks_max`: the most for each of the two. `reason`: why the verdict is INVALID, INCOMPARABLE or SLO
-    MISSED; None for any other verdict. `target_failed`: a server failed. `confirms`: what the screen flags is
-    measured again before the check fails.
+    MISSED, or that the check was `interrupted`; None for any other verdict. `target_failed`: a server failed.
+    `confirms`: what the screen flags is measured again before the check fails.
     """
 
     verdict: Verdict
@@ -163,6 +164,7 @@ class Conclusion:
     target_failed: bool = False
     error_rate: float = ERROR_RATE
     confirms: bool = True
+    interrupted: bool = False
 
     @property
     def is_void(self) -> bool:
@@ -178,7 +180,7 @@ class Conclusion:
             case "REGRESSED":
                 return REGRESSION_EXIT_CODE
             case "INCONCLUSIVE":
-                return InconclusiveError.exit_code
+                return INTERRUPTED if self.interrupted else InconclusiveError.exit_code
             case "INVALID":
                 return (TargetError if self.target_failed else MeasurementInvalidError).exit_code
             case "INCOMPARABLE":
@@ -293,6 +295,20 @@ def judge_fixed(
         error_rate=error_rate,
         confirms=False,
     )
+
+
+def judge_interrupted(
+    gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, blocks_max: int
+) -> Conclusion:
+    """Judge the blocks before an interrupt as `judge_fixed` does; the verdict is INCONCLUSIVE whatever they show, and
+    a gate that they flag stays open, since it was not measured again."""
+    so_far = judge_fixed(gates, blocks)
+    findings = tuple(
+        replace(finding, state="open", confirmed=False) if finding.state == "regressed" else finding
+        for finding in so_far.findings
+    )
+    reason = coded("check_interrupted", blocks=len(blocks), blocks_max=blocks_max)
+    return replace(so_far, verdict="INCONCLUSIVE", findings=findings, reason=reason, interrupted=True)
 
 
 def _findings(

@@ -24,6 +24,7 @@ from batchtune.archive.run import (
 )
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import (
+    INTERRUPTED,
     ArchiveError,
     BatchingParametersError,
     BatchtuneError,
@@ -64,9 +65,6 @@ if TYPE_CHECKING:
     from batchtune.tune.compare.blocks import Variant
     from batchtune.tune.trials.trial import FinishedTrial, SearchSummary
 
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
 
 Kind = Literal["", "compare", "noise", "load", "check"]
 """Kind of a run, which ends the name of its folder; "" is a sweep."""

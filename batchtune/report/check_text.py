@@ -90,10 +90,14 @@ def finding_text(finding: Finding) -> str:
 
 
 def gate_table(account: Account) -> list[list[str]]:
-    """Return a table, headings first, with a row for each gate; empty where no gate was judged."""
+    """Return a table, headings first, with a row for each gate; empty where no gate was judged.
+
+    The sides have their medians; the change is the median over pairs of runs, which is not the ratio of the two.
+    """
     conclusion = account.conclusion
     all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
-    headings = ["figure", account.baseline, account.candidate, "change [interval]", "margin", "verdict"]
+    sides = (account.baseline, account.candidate)
+    headings = ["figure", *sides, "change by pairs [interval]", "margin", "verdict"]
     rows = [
         _row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings
     ]
@@ -104,7 +108,7 @@ def closing(account: Account) -> list[tuple[str, str]]:
     """Return the last lines of a check as (label, text): Why, Test, Next, Note; those without a text are left
     out."""
     conclusion, attribution = account.conclusion, account.attribution
-    is_tested = conclusion.findings and not conclusion.is_void
+    is_tested = conclusion.findings and not (conclusion.is_void or conclusion.interrupted)
     lines = {
         "Why": "" if attribution is None else f"{attribution_text(attribution)}.",
         "Test": test_text(account) if is_tested else "",
@@ -190,7 +194,7 @@ def advice_text(account: Account) -> str:
         case "REGRESSED":
             return "keep the baseline; find the cause, then check again"
         case "INCONCLUSIVE":
-            return _settling(account)
+            return "let it run to its end" if conclusion.interrupted else _settling(account)
         case "INVALID" if not conclusion.target_failed:
             return "a quiet machine, or more processes or CPUs for the client"
         case _:
@@ -228,7 +232,9 @@ def _settling(account: Account) -> str:
     widest: dict[str, float] = {}  # one margin for a figure of all models
     for finding in measured:
         metric = finding.gate.metric
-        widest[metric] = max(widest.get(metric, 0.0), _wider(finding))
+        margin = finding.gate.margin
+        wider = min(2 * margin, 0.99) if finding.state == "open" else margin
+        widest[metric] = max(widest.get(metric, 0.0), wider)
     margins = ",".join(f"{metric}={rounded(margin * 100)}%" for metric, margin in widest.items())
     if not any(finding.state == "open" for finding in measured):
         return f"ask only for what is measured here: --max-regress {margins}" if measured else ""
@@ -237,12 +243,6 @@ def _settling(account: Account) -> str:
     if not account.stored and blocks > conclusion.blocks_max:
         ways.insert(0, f"--blocks {blocks}")
     return f"{', '.join([*ways, 'a quieter machine'])}, or wider margins: --max-regress {margins}"
-
-
-def _wider(finding: Finding) -> float:
-    """Return twice the margin of a gate that is undecided, at most 0.99; else its margin."""
-    margin = finding.gate.margin
-    return min(2 * margin, 0.99) if finding.state == "open" else margin
 
 
 def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:

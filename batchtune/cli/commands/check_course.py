@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
-from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, run_check
+from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, judge_interrupted, run_check
 from batchtune.cli.arguments.options import CheckRequest, SideWords
 from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
@@ -232,8 +232,8 @@ def without_search(scenarios: Sequence[Scenario], margins: Mapping[str, float]) 
 
     Under objective capacity, unless a gate names the capacity, that is a closed loop that fills the batches,
     without an SLO: a search for the capacity takes up to 45 s a run. A closed loop without a stated duration
-    becomes a short one: many short blocks show more than few long ones. Scenarios of several models are
-    returned as they are.
+    becomes a short one: many short blocks show more than few long ones. Its warm-up is short too, unless the
+    scenario states one. Scenarios of several models are returned as they are.
     """
     if any(scenario.target.models for scenario in scenarios):
         return list(scenarios)
@@ -252,11 +252,12 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
     """Return the scenario under a short closed loop of so many clients; one that searches a capacity then
     measures throughput."""
     load = scenario.load
+    is_stated = scenario.objective != "capacity" and "warm_up_s" in load.model_fields_set
     closed = LoadSpec(
         arrivals="closed",
         concurrency=clients,
         think_time=load.think_time_s,
-        warm_up=min(load.warm_up_s, PROBE_WARM_UP_S),
+        warm_up=load.warm_up_s if is_stated else min(load.warm_up_s, PROBE_WARM_UP_S),
         duration=min(load.duration_s, BURST_S),
         seed=load.seed,
         connections=load.connections,
@@ -388,8 +389,8 @@ class Course:
         return self.figures(trials, phase)
 
     def conclude(self, gates: Sequence[Gate], blocks_max: int) -> Conclusion:
-        """Measure until every gate is decided, and return the conclusion; a server that fails makes it
-        INVALID."""
+        """Measure until every gate is decided, and return the conclusion; a server that fails makes it INVALID, and
+        Ctrl-C ends it after at least one whole block with what the blocks of the screen show."""
         try:
             return run_check(
                 gates,
@@ -397,6 +398,11 @@ class Course:
                 blocks_max=blocks_max,
                 on_look=lambda *look: self.view.event(look_text(*look, blocks_max=blocks_max)),
             )
+        except KeyboardInterrupt:
+            blocks = self.figures(self._phases.get("screen", ()), "screen")
+            if not blocks:
+                raise
+            return judge_interrupted(gates, blocks, blocks_max=blocks_max)
         except TargetError as error:
             return Conclusion(
                 verdict="INVALID",

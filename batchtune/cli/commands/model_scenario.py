@@ -22,8 +22,7 @@ from batchtune.cli.arguments.load_request import (
 )
 from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import kind_of, model_of, scenario_source, with_file
-from batchtune.cli.session import INTERRUPTED
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import INTERRUPTED, TargetError, UsageError
 from batchtune.load.first_tries import TIMES_LARGER, FirstTries, first_tries
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.examples import server_scenario

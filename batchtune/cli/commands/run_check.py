@@ -162,7 +162,7 @@ def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: Batch
     """Save the account and add it to the history, print it, write the CI job's files and the HTML page.
     Returns the exit code.
 
-    What cannot be saved is printed as a note.
+    An interrupted check is no part of the history. What cannot be saved is printed as a note.
 
     Raises:
         BatchtuneError: `fault`, an error from closing the servers; raised after all else is done.
@@ -174,7 +174,8 @@ def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: Batch
         sides = [variant.scenario for variant in course.variants]
         unchanged = len(sides) > 1 and are_equal(*sides)
         line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
-        append_history(wanted.results, line)
+        if not account.conclusion.interrupted:
+            append_history(wanted.results, line)
     except ArchiveError as error:  # the verdict is valid without its copy
         print(f"note: {error.message}", file=sys.stderr)
     if wanted.json:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 
 import pytest
 
+from batchtune.check.account import account_from
 from batchtune.check.gate import Gate
-from batchtune.check.paired_check import paired_figures
-from batchtune.cli.commands.check_course import Course, needs_relaunches
+from batchtune.check.paired_check import judge_interrupted, paired_figures
+from batchtune.cli.commands.check_course import Course, needs_relaunches, without_search
 from batchtune.cli.session import MeasuringSession
 from batchtune.errors import TargetError
+from batchtune.report.check_text import closing, gate_table, headline
 from batchtune.report.findings import text_of
 from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.one_capacity import BURST_S
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S
 from batchtune.tune.trials.trial import FinishedTrial
-from tests.check.check_fakes import trial
+from tests.check.check_fakes import account, slower_blocks, trial
 from tests.tune.tune_fakes import scenario_of
 
 SIDES = [Variant(name=name, scenario=scenario_of()) for name in ("main", "new")]
@@ -201,3 +206,51 @@ def test_where_the_duets_of_a_look_told_nothing_no_server_is_launched_for_more()
     course.measure("screen", 10, gates)
     assert benches.duets == [1, 2, 3, 4, 5, 6]
     assert math.isnan(course.duets[10][0])
+
+
+class InterruptedBenches(FakeBenches):
+    """Ctrl-C comes in this block."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = block
+
+    def turn(self, turn) -> None:
+        if turn.block == self.block:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_a_check_with_what_its_blocks_show_and_without_a_verdict():
+    conclusion = course_of(InterruptedBenches(3), GATES[1:]).conclude(GATES[1:], 24)
+    assert (conclusion.verdict, conclusion.exit_code, conclusion.blocks) == ("INCONCLUSIVE", 130, 2)
+    (finding,) = conclusion.findings
+    assert (finding.before, finding.after, finding.blocks) == (0.006, 0.006, 2)
+    checked = account(conclusion, attribution=None)
+    assert headline(checked).endswith(
+        "interrupted after 2 of at most 24 blocks: no verdict, only what these show"
+    )
+    assert dict(closing(checked)) == {"Next": "let it run to its end"}
+    assert account_from(json.loads(json.dumps(checked.to_dict()))).conclusion.exit_code == 130
+
+
+def test_ctrl_c_before_a_whole_block_leaves_nothing_to_show():
+    with pytest.raises(KeyboardInterrupt):
+        course_of(InterruptedBenches(1), GATES[1:]).conclude(GATES[1:], 24)
+
+
+def test_a_change_that_only_an_interrupted_check_shows_is_not_confirmed():
+    conclusion = judge_interrupted([Gate(metric="p95", margin=0.02)], slower_blocks(10), blocks_max=36)
+    (finding,) = conclusion.findings
+    assert (finding.state, finding.confirmed) == ("open", False)
+    assert gate_table(account(conclusion))[1][-1] == "undecided: not confirmed"
+
+
+@pytest.mark.parametrize(("stated", "warm_up_s"), [({"warm_up": "2s"}, 2.0), ({}, PROBE_WARM_UP_S)])
+def test_a_loop_whose_duration_is_open_is_short_and_keeps_the_warm_up_that_its_scenario_states(
+    stated, warm_up_s
+):
+    """A warm-up that is too short is a caveat with the advice to raise it."""
+    (loaded,) = without_search(
+        [scenario_of(load={"arrivals": "closed", "concurrency": 16, **stated})], {"p95": 0.05}
+    )
+    assert (loaded.load.warm_up_s, loaded.load.duration_s) == (warm_up_s, BURST_S)

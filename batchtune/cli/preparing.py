@@ -32,6 +32,7 @@ preparing = typer.Typer()
         "init ./my_model --slo-p95 20ms --write my_model.yaml",
         "init model.onnx --check",
         "init my_app.py:app --server litserve --write my_app.yaml",
+        "init http://127.0.0.1:8000/score --write score.yaml",
         "init --example quickstart",
         "init --ci github scenario.yaml",
     )

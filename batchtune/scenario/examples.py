@@ -67,9 +67,10 @@ def read_example(name: str) -> Example:
     return Example(name=wanted, text=text)
 
 
-def server_names() -> list[str]:
-    """List the servers for which `--server` has a scenario."""
-    return sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
+def server_names(*, of_apps: bool = False) -> list[str]:
+    """List the servers for which `--server` has a scenario; `of_apps`: those that serve an app of the user's."""
+    names = sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
+    return [name for name in names if not of_apps or _serves_app(_preset(name))]
 
 
 def server_scenario(server: str, app: str | None) -> str:
@@ -87,7 +88,7 @@ def server_scenario(server: str, app: str | None) -> str:
             f"--server: no server {server!r}", hint=f"{hint}; any other takes a scenario of kind http"
         )
     text = _preset(server)
-    serves_app = "{file}" in text or "{module}" in text
+    serves_app = _serves_app(text)
     if app is None:
         raise UsageError(
             "--server: what it is to serve is missing",
@@ -171,8 +172,20 @@ def running_scenario(server: str, model: str, places: Mapping[str, str], others:
     return yaml.safe_dump(document, sort_keys=False)
 
 
+def http_app_scenario(url: str) -> str:
+    """Return the text of a scenario for an app of which only its URL is known, with comments on what to edit."""
+    path = re.sub(r"^\w+://[^/]*", "", url) or "/"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.rpartition("/")[2]).strip("._-") or "app"
+    text = Path(__file__).with_name("http_app.yaml").read_text(encoding="utf-8")
+    return _with_words(text, {"{url}": url, "{path}": path, "{name}": name})
+
+
 def _preset(server: str) -> str:
     return (examples_folder() / "servers" / f"{server}.yaml").read_text(encoding="utf-8")
+
+
+def _serves_app(text: str) -> bool:
+    return "{file}" in text or "{module}" in text
 
 
 def _with_words(text: str, words: Mapping[str, str]) -> str:

@@ -181,6 +181,26 @@ def language_model_at(text: str) -> dict[str, Any] | None:
     }
 
 
+def http_app_at(text: str) -> str | None:
+    """Return the URL of an app that answers HTTP by no API that is known here; None: `text` is no URL of HTTP, or the
+    server speaks TensorFlow Serving's or KServe's API.
+
+    Raises:
+        TargetError: nobody answers, or not by HTTP.
+    """
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None or parts["scheme"] not in ("http", "https"):
+        return None
+    endpoint = Endpoint(model_name="", **_rest_of(f"{parts['scheme']}://{parts['authority']}"))
+    # An app may have an `error` for a path that it lacks too; TensorFlow Serving has these words.
+    if _spoken(endpoint) == "kserve_rest" or "Malformed request" in str(
+        _document(endpoint, "/v2").get("error")
+    ):
+        return None
+    answer_of(endpoint, parts["path"] or "/", hint="is this the port of the app?")
+    return text
+
+
 def _is_there(endpoint: Endpoint, url: str) -> bool:
     with suppress(TargetError):
         return answer_of(endpoint, url).status_code == 200
@@ -330,7 +350,7 @@ def _no_model_server(endpoint: Endpoint, model: str | None) -> TargetError:
     return TargetError(
         f"{endpoint.rest_authority}: {answer}: neither TensorFlow Serving nor KServe v2",
         hint="give the port of the model server; any other HTTP server takes a scenario with target.kind: http, one of "
-        "OpenAI's API with request.protocol: openai too",
+        "OpenAI's API with request.protocol: openai too: `batchtune init http://HOST:PORT/PATH` writes one",
     )
 
 

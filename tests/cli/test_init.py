@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.examples import example_names, read_example
 from batchtune.scenario.reader import read_scenario
 from tests.cli.test_cli import EMULATED
+from tests.load.load_servers import ScriptedHttp, http_answer
 from tests.load.tiny_onnx import product
 from tests.server.server_process import ServerProcess
 
@@ -199,3 +201,35 @@ def test_a_model_beside_or_below_the_scenario_is_written_relative_and_one_elsewh
         target = init_model._beside(looked, Path(file)).document["target"]
         assert target == {"model": expected, "cpus": [0]}
     assert looked.document["target"]["model"] == str(tmp_path / "m")
+
+
+@pytest.mark.parametrize(("key", "words"), [("detail", ()), ("error", ("--slo-p95", "20ms"))])
+def test_an_app_that_is_no_model_server_gets_a_scenario_that_says_what_to_edit(
+    key: str, words: tuple[str, ...]
+) -> None:
+    async def unknown(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(http_answer(f'{{"{key}": "Not Found"}}'.encode(), status="404 Not Found"))
+
+    with ScriptedHttp(unknown) as server:
+        url = f"http://127.0.0.1:{server.port}/score"
+        done = batchtune("init", url, "--write", "app.yaml", *words)
+    assert done.exit_code == 0, done.exception
+    scenario = read_scenario(Path("app.yaml"))
+    assert (scenario.name, scenario.target.kind, scenario.target.url) == ("score", "http", url)
+    assert (scenario.request.protocol, scenario.request.ok.status) == ("http", (200,))
+    assert scenario.slo.limits() == {"p95": 0.02 if words else 0.1}
+    text = Path("app.yaml").read_text()
+    for named in ("launch: [", "set: {env: ", "{flag: ", "means: ", "rows_path", "{{rows}}", "{port}/score"):
+        assert named in text
+    assert "null" not in text
+    assert "next: batchtune load app.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("app", ["app.py", "no/app.py:app"])
+def test_an_app_without_its_server_is_told_the_servers(app: str) -> None:
+    Path("app.py").write_text("app = None\n")
+    done = batchtune("init", app)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message == f"{app}: an app, not a model"
+    assert f"{app} --server NAME, one of bentoml, fastapi, litserve" in done.exception.hint
+    assert "vllm" not in done.exception.hint

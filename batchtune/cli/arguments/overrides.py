@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from batchtune.batching.formats import read_batching_file
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.measure.quantiles import QUANTILES
-from batchtune.scenario.examples import example_names
+from batchtune.scenario.examples import example_names, server_names
 from batchtune.scenario.reader import (
     ScenarioText,
     read_scenario,
@@ -275,6 +275,11 @@ def model_of(argument: str) -> str:
     Raises:
         UsageError: there is neither; the message says what was looked for.
     """
+    if argument.partition(":")[0].endswith(".py"):
+        raise UsageError(
+            f"{argument}: an app, not a model",
+            hint=f"say what serves it: {argument} --server NAME, one of {', '.join(server_names(of_apps=True))}",
+        )
     path = Path(argument).expanduser()
     with readable(path):
         if path.exists():

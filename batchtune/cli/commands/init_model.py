@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,12 +33,12 @@ from batchtune.errors import UsageError
 from batchtune.load.first_tries import FirstTries
 from batchtune.report.ci_files import JOB_FILES, Host, job_text
 from batchtune.report.live_view import sweep_view
-from batchtune.scenario.examples import example_names, read_example, server_scenario
+from batchtune.scenario.examples import example_names, http_app_scenario, read_example, server_scenario
 from batchtune.scenario.reader import ScenarioText, read_arms, read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import commented
 from batchtune.system import absolute
-from batchtune.target.address import Address, answering_at, attachable, preset_at
+from batchtune.target.address import Address, answering_at, attachable, http_app_at, preset_at
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.pace import Pace
 from batchtune.units import rounded_duration
@@ -83,7 +84,8 @@ def _asked_text(text: str, wanted: LoadRequest, *, source: str) -> str:
     """Return the text of a scenario with what the options ask for; without options it stays as it is."""
     if not (wanted.overrides or wanted.rate or wanted.concurrency):
         return text
-    head = [line.removeprefix("# ") for line in text.splitlines()[:1] if line.startswith("# ")]
+    above = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    head = [line.removeprefix("#").removeprefix(" ") for line in above]
     return commented(_asked_document(text, wanted, source=source), head=head, comments={})
 
 
@@ -92,8 +94,11 @@ def _asked_document(text: str, wanted: LoadRequest, *, source: str) -> dict[str,
     asked = with_loop(wanted, ScenarioText(text=text, source=source))
     read_scenario(asked.scenario, overrides=asked.overrides)
     document = unchecked_scenario(asked.scenario, overrides=asked.overrides)
-    load = {key: value for key, value in section_of(document, "load").items() if value is not None}
-    return {**document, "load": load}
+    return document | {
+        name: {key: value for key, value in section_of(document, name).items() if value is not None}
+        for name in ("load", "slo")
+        if name in document
+    }
 
 
 def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
@@ -173,6 +178,8 @@ def run_init_model(
         language_model = _asked_document(text, wanted, source=argument)
         text = _language_model_text(language_model, argument, write, guessed=not wanted.overrides)
         return _written(text, write, command="load")
+    if kind == "address" and (url := http_app_at(argument)) is not None:
+        return _written(_asked_text(http_app_scenario(url), wanted, source=argument), write, command="load")
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)

@@ -40,7 +40,7 @@ class Status(IntEnum):
 
     OK = 0
     QUEUE_FULL = 1
-    """The server's batching queue had no room."""
+    """The server's batching queue had no room, or it takes no more requests now: HTTP 429, or 503 with Retry-After."""
     EXPIRED = 2
     """It waited in the server's queue until its deadline."""
     TOO_LARGE = 3
@@ -83,8 +83,8 @@ class Streams:
 
     `prompt_tokens`, `output_tokens` (n,): by the server's `usage`; 0 where it gave none. `gap_p99_ns` (n,): 0.99
     quantile of the request's own gaps between tokens; 0 with fewer than two tokens. `gaps_ns` (m,): the gaps of all
-    requests, of each `gaps_one_in` one; `gap_ended_ns` (m,): when each ended. `textless`: answers that came as events,
-    none of which had text.
+    requests, of each `gaps_one_in` one; `gap_ended_ns` (m,): when each ended. `textless`: good answers of generated
+    text that had none.
     """
 
     prompt_tokens: NDArray[np.int64]
@@ -348,9 +348,10 @@ def _sum_or_none(values: list[Number | None]) -> Number | None:
 
 # The class of failure of an answer.
 #
-# gRPC's codes and HTTP's are ambiguous: RESOURCE_EXHAUSTED is an expired queue, a full thread pool or an oversized
-# message; UNAVAILABLE is a full queue or a dead server. So the words decide first, then the code. The texts are those
-# of TensorFlow Serving (servables, batching_util/basic_batch_scheduler.h, gRPC's server_cc.cc) and Triton.
+# gRPC's codes and HTTP's are ambiguous: RESOURCE_EXHAUSTED (429) is an expired or full queue, a full thread pool, an
+# oversized message or a lack of memory; UNAVAILABLE (503) is a full queue or a dead server. So the words decide first,
+# then the code. The texts are those of TensorFlow Serving (servables, batching_util/basic_batch_scheduler.h, gRPC's
+# server_cc.cc) and Triton.
 
 _WORDS: Final = (
     ("batch scheduling queue", Status.QUEUE_FULL),
@@ -365,6 +366,8 @@ _WORDS: Final = (
     ("larger than max_batch_size", Status.TOO_LARGE),
     ("batch-size must be <=", Status.TOO_LARGE),
     ("message larger than max", Status.TOO_LARGE),
+    ("out of memory", Status.SERVER_ERROR),
+    ("oom when allocating", Status.SERVER_ERROR),
     ("failed to parse the request json", Status.INVALID_REQUEST),  # Triton says 500
     ("reset the stream", Status.RESET),
     ("did not process the stream", Status.RESET),
@@ -379,6 +382,8 @@ def of_grpc(code: int, text: str) -> Status:
     match GRPC_NAMES.get(code):
         case "RESOURCE_EXHAUSTED" if not text:  # TF Serving's older gRPC says nothing at all (issue #1795)
             return Status.THREAD_POOL_EXHAUSTED
+        case "RESOURCE_EXHAUSTED":
+            return Status.QUEUE_FULL
         case "DEADLINE_EXCEEDED":
             return Status.TIMEOUT
         case "INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "OUT_OF_RANGE" | "NOT_FOUND" | "ALREADY_EXISTS":
@@ -389,8 +394,8 @@ def of_grpc(code: int, text: str) -> Status:
             return Status.SERVER_ERROR
 
 
-def of_http(code: int, text: str) -> Status:
-    """Classify an HTTP answer by its status code, which is not 200, and its text."""
+def of_http(code: int, text: str, *, retry_after: bool = False) -> Status:
+    """Classify an HTTP answer by its status code, which is not 200, its text, and whether it has a Retry-After."""
     status = _by_words(text)
     if status is not None:
         return status
@@ -398,7 +403,9 @@ def of_http(code: int, text: str) -> Status:
         return Status.TOO_LARGE
     if code in {408, 504}:
         return Status.TIMEOUT
-    return Status.INVALID_REQUEST if 300 <= code < 500 and code not in {429, 499} else Status.SERVER_ERROR
+    if code == 429 or (code == 503 and retry_after):
+        return Status.QUEUE_FULL
+    return Status.INVALID_REQUEST if 300 <= code < 500 and code != 499 else Status.SERVER_ERROR
 
 
 def http_words(code: int) -> str:
@@ -435,7 +442,7 @@ GOOD: Final = Status.OK + ENDED
 
 ISSUED, OLDEST_PENDING, STARTED_NS, GAPS, GAP_STRIDE, TEXTLESS = 0, 1, 2, 3, 4, 5
 """Positions in the header: number of requests issued; index before which all requests have ended; start of the job
-(ns); number of gaps in their table; of how many gaps in turn one is there; number of streams without text."""
+(ns); number of gaps in their table; of how many gaps in turn one is there; number of answers without text."""
 
 GAPS_MAX: Final = 2_000_000
 """Most gaps between tokens that a worker records one by one: 32 MB."""

@@ -439,6 +439,8 @@ def _queue_limit(facts: Facts) -> _Found:
     if refused <= SOME_ERRORS_RATIO or (busy is not None and busy >= BUSY_RATIO):
         return None
     code = "queue_full" if busy is None else "queue_full_threads_free"
+    if facts.settings.protocol in ("http", "openai"):  # where a refusal need not be that of a queue
+        code = "requests_refused"
     return "queue_limit", coded(code, refused_ratio=refused)
 
 

@@ -22,7 +22,8 @@ from batchtune.plain_values import Coded
 from batchtune.scenario.spec.workload import Protocol
 from batchtune.system import control_groups, schedulable_cpus
 
-Touches = Literal["latency", "throughput", "tokens", "server", "everything"]
+Touches = Literal["latency", "bound", "throughput", "tokens", "server", "everything"]
+"""Figures that a caveat makes less certain; bound: of the latencies those without an upper bound."""
 
 CLIENT_CODES: Final = frozenset(
     {"client_late", "client_behind", "client_throttled", "client_busy", "client_near_limit", "worker_slow"}
@@ -37,12 +38,13 @@ TOUCHES: Final[Mapping[str, Touches]] = {
     "endpoint_slow": "latency",
     "endpoint_failing": "latency",
     "nothing_measured": "everything",
-    "few_requests": "latency",
+    "few_requests": "bound",
     "correlated": "latency",
     "errors": "latency",
     "growing_backlog": "everything",
     "not_steady": "everything",
     "warm_up_short": "everything",
+    "warm_up_cut": "everything",
     "requests_cut": "everything",
     "thinned": "everything",
     "tokens_untold": "tokens",

@@ -408,7 +408,7 @@ def measure(
         *worker_caveats(samples, window, limit_s=limit_s),
         *_own_caveats(run, window, errors),
         *_thinned_caveats(samples),
-        *_token_caveats(samples.streams, tokens),
+        *_token_caveats(samples.streams, tokens, answers=one_in * int(good.sum())),
         *_server_caveats(activity),
         *notes,
     )
@@ -493,15 +493,19 @@ def _tokens(samples: Samples, good: NDArray[np.bool_], window: Window) -> TokenF
     )
 
 
-def _token_caveats(streams: Streams | None, tokens: TokenFigures | None) -> list[Coded]:
+def _token_caveats(streams: Streams | None, tokens: TokenFigures | None, *, answers: int) -> list[Coded]:
     if streams is None or tokens is None:
         return []
     caveats = []
     if tokens.untold_ratio:
         caveats.append(caveat("tokens_untold", untold_ratio=tokens.untold_ratio))
-    if tokens.output_mean > 1.5 and not len(streams.gaps_ns):
-        textless = streams.textless
-        caveats.append(caveat("streams_textless", answers=textless) if textless else caveat("answers_whole"))
+    if streams.textless:
+        share = coded(
+            "part_of", part=streams.textless, whole=answers, part_ratio=streams.textless / max(answers, 1)
+        )
+        caveats.append(caveat("streams_textless", answers=share))
+    elif tokens.output_mean > 1.5 and not len(streams.gaps_ns):
+        caveats.append(caveat("answers_whole"))
     return caveats
 
 
@@ -566,9 +570,11 @@ def _first_answer(samples: Samples, errors: Mapping[str, int]) -> Coded:
     return as_text("")
 
 
-def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSettings) -> tuple[Coded, ...]:
-    """Return the caveat `warm_up_short` where the warm-up was shorter than these settings need; empty
-    otherwise, and where the server counted no batch.
+def warm_up_caveats(
+    window: Window, activity: ServerActivity, settings: ServerSettings, *, cut: bool = False
+) -> tuple[Coded, ...]:
+    """Return the caveat `warm_up_short` where the warm-up was shorter than these settings need, `warm_up_cut` where
+    the run had cut that of the scenario (`cut`); empty otherwise, and where the server counted no batch.
 
     The length needed is that of measurement.md 2.2, without its minimum of one second, which is for servers
     that were never loaded before.
@@ -584,8 +590,9 @@ def warm_up_caveats(window: Window, activity: ServerActivity, settings: ServerSe
         rows_per_s=activity.rows / activity.duration_s,
     )
     warm_up_s = window.start_ns / 1e9
-    short = warm_up_s < needed_s
-    return (caveat("warm_up_short", warm_up_s=warm_up_s, needed_s=needed_s),) if short else ()
+    if warm_up_s >= needed_s:
+        return ()
+    return (caveat("warm_up_cut" if cut else "warm_up_short", warm_up_s=warm_up_s, needed_s=needed_s),)
 
 
 def _thin_caveats(

@@ -144,8 +144,8 @@ class Marks:
     caveats: Mapping[str, Sequence[Coded]]
 
     def head(self, whose: str) -> str:
-        """Return the name `whose` with the mark of the caveats that touch all of its figures."""
-        return self.marked(whose, whose, "everything")
+        """Return the name `whose` with the mark of the caveats that touch all of its figures, or bounds not shown."""
+        return self.marked(whose, whose, "everything", "bound")
 
     def marked(self, text: str, whose: str | Sequence[str], *kinds: Touches) -> str:
         """Return the text, then the mark of the caveats that touch figures of these kinds: `2,000 (a, c)`.

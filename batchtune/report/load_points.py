@@ -70,14 +70,21 @@ def figure_cells(
     """
     cells = []
     for heading in headings:
-        touched: Touches | None = "latency"
         text = tables.milliseconds(measured.latency_s.get(heading.removesuffix(" ms")))
         if heading in _FIGURES:
-            touched, text_of_run = _FIGURES[heading]
-            text = text_of_run(measured)
+            text = _FIGURES[heading][1](measured)
         text = text if counts else text.partition(" [")[0]
-        cells.append(text if marks is None or touched is None else marks.marked(text, whose, touched))
+        cells.append(text if marks is None else marks.marked(text, whose, *_touched(measured, heading)))
     return cells
+
+
+def _touched(measured: Measurement, heading: str) -> tuple[Touches, ...]:
+    """Return the kinds of caveats that touch a run's figure in the column `heading`."""
+    if heading in _FIGURES:
+        kind = _FIGURES[heading][0]
+        return () if kind is None else (kind,)
+    figure = measured.latency_s.get(heading.removesuffix(" ms"))
+    return ("latency", "bound") if figure is not None and math.isinf(figure.high) else ("latency",)
 
 
 _CSV_COLUMNS: Final = {
@@ -237,13 +244,16 @@ def _rows(
             *("itl_p50 ms", "itl_p99 ms", "p50 ms", "p95 ms", "errors", "SLO"),
         ]
     several = named == "model"
-    shown = {touched for heading in headings for touched in _FIGURES.get(heading, ("latency", None))[:1]}
-    everywhere: list[Touches] = ["everything", *(kind for kind in get_args(Touches) if kind not in shown)]
+
+    def unshown(measured: Measurement) -> list[Touches]:
+        shown = {kind for heading in headings for kind in _touched(measured, heading)}
+        return [kind for kind in get_args(Touches) if kind not in shown]
+
     return [
         ["offered /s" if named == "rate" else named, *(["load"] if several else []), *headings, "limited by"],
         *(
             [
-                marks.marked(load, load, *everywhere),
+                marks.marked(load, load, *unshown(measurement_of(point))),
                 *([measured_load(measurement_of(point))] if several else []),
                 *figure_cells(
                     measurement_of(point), headings, marks=marks, whose=load, counts=spoilt_by(point) is None

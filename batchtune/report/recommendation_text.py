@@ -92,14 +92,13 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     """Yield a sentence on each decisive caveat of the recommended figures and of those that they are compared
     with.
 
-    A caveat of a noisy host is decisive only where the answer is not confirmed. The last sentence says how
-    many other caveats there are.
+    A caveat of a noisy host is decisive only where the answer is not confirmed. Behind the first of the client
+    stands why its run counts here; the last sentence says how many other caveats there are.
     """
-    codes = {"emulated_device", "errors", "growing_backlog", "not_steady"} | CLIENT_CODES
+    codes = {"emulated_device", "errors", "growing_backlog", "not_steady", "streams_textless"} | CLIENT_CODES
     codes |= set() if chosen.established else HOST_CODES
-    codes -= (
-        set() if chosen.capacity is None else {"growing_backlog"}
-    )  # of runs above it, which show where it ends
+    # Of runs above a capacity, which show where it ends.
+    codes -= set() if chosen.capacity is None else {"growing_backlog"}
     said: set[str] = set()
     of_references = (
         (caveat, f" ({words.reference_text(reference.name)})")
@@ -109,9 +108,15 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     against = [*((caveat, "") for caveat in chosen.caveats), *of_references]
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
+            is_first = caveat.code in CLIENT_CODES and not said & CLIENT_CODES
             said.add(caveat.code)
             text, advice = words.capitalised(text_of(caveat)), words.capitalised(advice_of(caveat))
             yield f"{text}{whose}. {advice}."
+            if is_first:
+                yield (
+                    "`load` may call such a run INVALID; a sweep counts the SLO as met where it was, since a late or "
+                    "busy client makes a server look slower, never faster. It may hide a gain."
+                )
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."
@@ -180,7 +185,7 @@ def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
     """Return the table of all contenders, with the marks of caveats behind the names."""
     headings, *rows = contenders_table(chosen)
     for whose, row in zip(marks.caveats, rows, strict=False):
-        row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "server")
+        row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "bound", "server")
     return [headings, *rows]
 
 

@@ -460,6 +460,7 @@ class _ModelBench:
             ),
             timeout_s=times.timeout_s,
             batch_s=times.batch_s,
+            short=short,
             patient=plan.request.source in NO_CANDIDATES,
             kept_if_interrupted=self._keeps_part(plan),
         )

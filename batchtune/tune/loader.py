@@ -89,6 +89,7 @@ class LoadRun:
     `should_stop`: called with the live counts; True ends the load early. None: never.
     `timeout_s`: of a request; None: the scenario's.
     `batch_s`: how long a batch is expected to take; 0: unknown.
+    `short`: a run of the search that cuts the warm-up of the scenario by itself.
     `patient`: at the end answers are waited for up to the timeout; else up to PATIENCE times the largest limit.
     `kept_if_interrupted`: Ctrl-C ends the load early, and what was measured has the caveat `cut_short`, where that is
     long enough; else LoadInterrupted passes through.
@@ -101,6 +102,7 @@ class LoadRun:
     should_stop: Callable[[LiveAggregate], bool] | None = None
     timeout_s: float | None = None
     batch_s: float = 0.0
+    short: bool = False
     patient: bool = False
     kept_if_interrupted: bool = False
 
@@ -319,7 +321,8 @@ class Loader:
         in_force = self._target.in_force
         if in_force is None or load.whole:
             return ()
-        return warm_up_caveats(window, moved, settings_of(in_force, cpus=self._scenario.target.cpus))
+        settings = settings_of(in_force, cpus=self._scenario.target.cpus)
+        return warm_up_caveats(window, moved, settings, cut=load.short)
 
     def _graph_caveats(self) -> tuple[Coded, ...]:
         """The caveat that both the model's graph and the server batch; () where they do not."""

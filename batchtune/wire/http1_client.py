@@ -54,13 +54,14 @@ class Http1ClientConnection(asyncio.Protocol):
 
     `reusable`: whether it takes requests; False before the connection is up, once a close was announced, and when
     closed. `tag`: that of the request in flight, else NO_TAG. `malformed`: how the server broke the protocol ("" if it
-    did not); the connection then closes. `streams`: `events.piece` gets the body of an answer with status 200 piece by
+    did not); the connection then closes. `retry_after`: whether the last answer with another status than 200 had such a
+    header. `streams`: `events.piece` gets the body of an answer with status 200 piece by
     piece, except where its head is in `heads`.
     """
 
     __slots__ = (
         "_answered", "_events", "_heads", "_keep_body", "_missing_bytes", "_pieces", "_reader", "_status",
-        "_streams", "_transport", "_write", "malformed", "reusable", "tag",
+        "_streams", "_transport", "_write", "malformed", "retry_after", "reusable", "tag",
     )  # fmt: skip
 
     def __init__(self, events: Http1Events, heads: AnswerHeads, *, streams: bool = False) -> None:
@@ -75,6 +76,7 @@ class Http1ClientConnection(asyncio.Protocol):
         self._reader: _AnswerReader | None = None
         self._transport: asyncio.Transport | None = None
         self.malformed = ""
+        self.retry_after = False
         self.reusable = False
         self.tag = NO_TAG
 
@@ -176,6 +178,8 @@ class Http1ClientConnection(asyncio.Protocol):
         self._finish(reader.status, reader.body(), last=not reader.keep_alive)
 
     def _finish(self, status: int, body: bytes, *, last: bool) -> None:
+        if self._reader is not None:
+            self.retry_after = self._reader.retry_after and status != 200
         self._reader = None
         tag = self.tag
         self.tag = NO_TAG
@@ -201,6 +205,7 @@ class _AnswerReader:
         self.complete = False
         self.status = 0
         self.keep_alive = False
+        self.retry_after = False
         self.body_bytes = 0
         self._keep_body = keep_body
         self._pieces: list[bytes] = []
@@ -230,10 +235,10 @@ class _AnswerReader:
     @property
     def head_to_learn(self) -> bytes | None:
         """The head, to be added to `AnswerHeads`; None unless it and Content-Length account for all bytes of a
-        keep-alive answer."""
+        keep-alive answer, and where it has a Retry-After."""
         whole_bytes = len(self._first_piece_head) + self.body_bytes
         exact = self._declared_length == self.body_bytes and whole_bytes == self._fed_bytes
-        return self._first_piece_head if exact and self.keep_alive else None
+        return self._first_piece_head if exact and self.keep_alive and not self.retry_after else None
 
     def body(self) -> bytes:
         return b"".join(self._pieces)
@@ -244,8 +249,11 @@ class _AnswerReader:
         self._declared_length = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-length":
+        name = name.lower()
+        if name == b"content-length":
             self._declared_length = int(value)
+        elif name == b"retry-after":
+            self.retry_after = True
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

@@ -279,6 +279,7 @@ def test_a_pause_of_1_4_seconds_shows_in_the_p99_of_the_open_loop() -> None:
             "QUEUE_FULL",
         ),
         ("429 Too Many Requests", "Run() timeout exceeded while waiting in batching queue", "EXPIRED"),
+        ("429 Too Many Requests", "slow down", "QUEUE_FULL"),
         ("400 Bad Request", "Task size 9 is larger than maximum batch size 4", "TOO_LARGE"),
         ("404 Not Found", "Could not find any versions of model m", "INVALID_REQUEST"),
         ("504 Gateway Timeout", "Timed out waiting for notification", "TIMEOUT"),
@@ -294,6 +295,16 @@ def test_failures_are_classed_by_the_servers_words(status: str, text: str, expec
     assert samples.errors() == {expected: 10}
     assert text in samples.error_texts[expected]
     assert samples.error_texts[expected].startswith(f"HTTP {status[:3]}")
+
+
+def test_a_503_with_a_time_to_come_back_is_a_refusal_and_one_without_an_error() -> None:
+    async def refuse(number: int, transport: asyncio.Transport) -> None:
+        extra = "Retry-After: 1\r\n" if number % 2 else ""
+        transport.write(http_answer(b"{}", status="503 Service Unavailable", extra=extra))
+
+    with ScriptedHttp(refuse) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 10)))
+    assert samples.errors() == {"QUEUE_FULL": 5, "SERVER_ERROR": 5}
 
 
 def test_an_answer_that_breaks_http_is_malformed_and_the_next_one_is_fine() -> None:

@@ -292,7 +292,12 @@ def test_words_decide_before_codes() -> None:
     assert of_grpc(14, "the peer reset the stream: REFUSED_STREAM") is Status.RESET
     assert of_http(413, "") is Status.TOO_LARGE
     assert of_http(408, "") is Status.TIMEOUT
-    assert of_http(429, "slow down") is Status.SERVER_ERROR
+    assert of_grpc(8, "quota exceeded") is Status.QUEUE_FULL
+    assert of_http(429, "slow down") is Status.QUEUE_FULL
+    assert of_http(429, "OOM when allocating tensor") is Status.SERVER_ERROR
+    assert of_http(503, "busy", retry_after=True) is Status.QUEUE_FULL
+    assert of_http(503, "busy") is Status.SERVER_ERROR
+    assert of_http(499, "") is Status.SERVER_ERROR
     assert of_http(401, "who are you?") is Status.INVALID_REQUEST
     assert of_http(302, "") is Status.INVALID_REQUEST
     assert of_lost_connection("PROTOCOL_ERROR: DATA before HEADERS") is Status.MALFORMED

@@ -233,6 +233,27 @@ def test_streams_without_text_are_counted_and_answers_in_one_piece_are_not() -> 
     assert (samples.streams.textless, samples.errors()) == (0, {})
 
 
+EMPTY = {"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 0}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(EMPTY).encode(),
+        json.dumps({**EMPTY, "choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}).encode(),
+        event({"choices": []}) + event("[DONE]"),
+        event(EMPTY) + event("[DONE]"),
+    ],
+)
+def test_an_answer_without_choices_or_text_is_counted_however_it_comes(body: bytes) -> None:
+    kind = b"text/event-stream" if body.startswith(b"data:") else b"application/json"
+    with one_answer(b"200 OK\r\nContent-Type: " + kind, body) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 2), requests=requests()))
+    assert samples.errors() == {}
+    assert samples.streams is not None
+    assert samples.streams.textless == 2
+
+
 def test_a_lost_stream_keeps_the_gaps_that_it_had() -> None:
     async def script(_number: int, transport: asyncio.Transport) -> None:
         transport.write(HEAD)

@@ -538,3 +538,8 @@ def test_a_server_without_a_number_of_threads_is_not_advised_to_raise_it() -> No
     assert "lower rows to the rows that arrive together" in bottleneck_sentence(few)
     refused = find_bottleneck(run(failed=Status.QUEUE_FULL), http_settings(max_batch_size="rows"))
     assert "max_enqueued_batches" not in bottleneck_sentence(refused)
+    assert (
+        "requests were refused: the server's queue is full, or its limit on requests is reached"
+        in text_of(refused.text)
+    )
+    assert bottleneck_sentence(refused).startswith("the server's limit on waiting requests; ")

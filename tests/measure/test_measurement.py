@@ -486,6 +486,9 @@ def test_a_warm_up_shorter_than_the_settings_call_for_is_told() -> None:
     assert warm_up_caveats(window, told, ServerSettings(max_batch_size=8)) == ()
     waits = ServerSettings(max_batch_size=8, batch_timeout_s=0.05)
     assert [each.code for each in warm_up_caveats(window, told, waits)] == ["warm_up_short"]
+    (cut,) = warm_up_caveats(window, told, waits, cut=True)
+    assert cut.code == "warm_up_cut"
+    assert "raise" not in advice_of(cut)
     assert warm_up_caveats(window, ServerActivity(duration_s=2.0), waits) == ()
 
 

@@ -169,9 +169,11 @@ def test_answers_of_many_tokens_in_one_piece_were_not_streamed() -> None:
     none = np.zeros(0, dtype=np.int64)
     run = measured(with_usage(7, gaps_ns=none, gap_ended_ns=none), ttft_p95="20ms", itl_p99="8ms")
     assert "stream: true" in caveats(run)["answers_whole"]
-    textless = caveats(measured(with_usage(7, gaps_ns=none, gap_ended_ns=none, textless=3)))
-    assert "the streams had no text (3 answers)" in textless["streams_textless"]
+    textless = caveats(measured(with_usage(7, gaps_ns=none, gap_ended_ns=none, textless=COUNT)))
+    assert f"{COUNT:,} of {COUNT:,} (100 %) answers had no text" in textless["streams_textless"]
     assert "answers_whole" not in textless
+    some = caveats(measured(replace(streams(), streams=replace(streams().streams, textless=1))))
+    assert f"1 of {COUNT:,} (" in some["streams_textless"]
     assert "answers_whole" not in caveats(measured(streams()))
     assert "answers_whole" not in caveats(measured(with_usage(1, gaps_ns=none, gap_ended_ns=none)))
 

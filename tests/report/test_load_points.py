@@ -102,6 +102,19 @@ def test_a_caveat_of_all_figures_marks_the_row_and_one_of_latency_only_its_laten
     assert "refer to the warnings" not in table([point(4)])
 
 
+def test_a_bound_that_is_missing_marks_no_figure_that_has_one():
+    few = caveat("few_requests", requests=90, quantile="p99")
+    open_ended = point(8, few)
+    latency_s = open_ended.measurement.latency_s
+    unbounded = {**latency_s, "p99": replace(latency_s["p99"], high=math.inf)}
+    open_ended = replace(open_ended, measurement=replace(open_ended.measurement, latency_s=unbounded))
+    row = row_of(table([point(4), open_ended]), "8")
+    assert row.count("(a)") == 1
+    assert "[≥ 12.9] (a)" in row
+    assert row_of(table([point(4), point(8, few)]), "8").split()[:2] == ["8", "(a)"]
+    assert Marks(caveats={"one": (few,)}).head("one") == "one (a)"
+
+
 def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once():
     text = said([point(4, EMULATED), point(8, EMULATED, BUSY, LATE, verdict="INVALID")])
     assert text.count("the device is emulated") == 1

@@ -86,6 +86,15 @@ def test_a_probe_is_short_and_has_its_own_clients():
     assert found.trial.measurement.latency_s["p50"].value == pytest.approx(0.0013, rel=0.01)
 
 
+@pytest.mark.parametrize(("duration_s", "code"), [(None, "warm_up_short"), (1.0, "warm_up_cut")])
+def test_a_short_run_is_not_advised_to_raise_the_warm_up_that_it_cuts(duration_s: float | None, code: str):
+    batching = Configuration(batching=BatchingParameters(max_batch_size=8, num_batch_threads=1))
+    plan = plan_for(batching, source="calibration", duration_s=duration_s)
+    found, _, _ = run(scenario_of(slo={}), plan, law=Law(fixed_s=0.1))
+    codes = {caveat.code for caveat in found.trial.measurement.caveats}
+    assert codes & {"warm_up_short", "warm_up_cut"} == {code}
+
+
 def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
     found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0))
     assert found.trial.state == "failed"

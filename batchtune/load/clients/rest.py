@@ -157,7 +157,9 @@ class RestClient:
             self._recorder.fail(tag, Status.WRONG_ANSWER, fault)
         else:
             text = (body or b"").decode("utf-8", "replace")
-            self._recorder.fail(tag, of_http(status, text), f"{http_words(status)}: {text}")
+            refusal = of_http(status, text, retry_after=connection.retry_after)
+            connection.retry_after = False
+            self._recorder.fail(tag, refusal, f"{http_words(status)}: {text}")
         if not connection.reusable:
             self._source.released(now_ns)
             return
@@ -302,9 +304,10 @@ class StreamReader:
             columns.gap_p99[index] = int(np.sort(gaps_ns)[math.ceil(own_quantile * len(gaps_ns)) - 1])
         if not self._first_token[index]:
             self._first_token[index] = _monotonic_ns()
-        if not stream.instants and stream.usage.startswith(b"data:"):
-            columns.header[TEXTLESS] += 1
         if stream.fault or stream.finished or usage:
+            is_generated = stream.finished or b'"choices"' in whole
+            if is_generated and not (stream.fault or stream.instants or _bears_token(whole)):
+                columns.header[TEXTLESS] += 1
             return stream.fault
         if whole and not stream.instants and not whole.lstrip().startswith((b"data:", b"{")):
             return f"neither events nor JSON: {whole[:300].decode('utf-8', 'replace').strip()}"

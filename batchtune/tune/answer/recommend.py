@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -41,7 +41,7 @@ from batchtune.tune.answer.recommendation import (
 from batchtune.tune.evidence.best_point import searched_bottleneck, typical_run, usual_bottleneck
 from batchtune.tune.evidence.bracket import LEVEL, PREDICTION_RUNS, BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
-from batchtune.tune.search.contenders import REFERENCES, Contender, same_instances
+from batchtune.tune.search.contenders import REFERENCES, SIZE, THREADS, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
 from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.trial import (
@@ -575,6 +575,18 @@ class _Answer:
         if outside:
             best = min(outside, key=lambda c: outside[c])
             yield coded("outside_is_better", configuration=best.configuration.label())
+        yield from self._largest_of_space()
+
+    def _largest_of_space(self) -> Iterator[Coded]:
+        """Of a space that the user wrote: which parameters that let a server do more at once have their largest value
+        in the chosen configuration, so that the best may lie beyond."""
+        values, point = self._state.contenders.values, self._chosen.point or {}
+        for name in (
+            () if self._scenario.search.grow else values if self._scenario.streams else (SIZE, THREADS)
+        ):
+            several = values.get(name, ())
+            if len(several) > 1 and type(several[-1]) is int and point.get(name) == several[-1]:
+                yield coded("largest_of_space", name=self._chosen.configuration.word(name), value=several[-1])
 
     def _ignored(self) -> Literal["batches", "answers"] | None:
         """What suggests that the server ignores its batching parameters; None: nothing.

@@ -17,6 +17,7 @@ import pytest
 
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
@@ -30,7 +31,8 @@ from tests.benchmarks.noisy.devices import DEVICES
 from tests.benchmarks.noisy.hosts import HOSTS, Guard, VirtualClock
 from tests.benchmarks.noisy.product import new_users_scenario
 from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
-from tests.tune.answer.ledgers import BATCH_8, at_rate
+from tests.tune.answer.ledgers import BATCH_8, SEARCH, at_rate, capacity_ledger
+from tests.tune.tune_fakes import scenario_of
 
 SWEEPS = [
     (device, host, 1)
@@ -189,6 +191,17 @@ def test_a_guessed_space_excludes_nothing_and_a_written_one_does() -> None:
     inside = chosen.configuration.batching
     assert inside is None or (inside.max_batch_size is not None and inside.max_batch_size <= 128)
     assert any(note.code == "outside_is_better" for note in chosen.notes)
+    assert not any(note.code == "largest_of_space" for note in guessed.notes)
+
+
+@pytest.mark.parametrize(("largest", "is_said"), [(14, True), (64, False)])
+def test_that_the_largest_value_of_a_written_space_was_chosen_is_said(largest: int, is_said: bool) -> None:
+    space = {"max_batch_size": [8, largest], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1]}
+    scenario = scenario_of(
+        load={"arrivals": "poisson"}, objective="capacity", search={**SEARCH, "space": space}
+    )
+    notes = recommend(capacity_ledger(), scenario=scenario).notes
+    assert (coded("largest_of_space", name="max_batch_size", value=14) in notes) is is_said
 
 
 def test_the_phases_keep_to_their_shares() -> None:

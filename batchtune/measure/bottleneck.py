@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES, ServerSettings
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES, ServerSettings, fails_by_itself
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded
 
@@ -366,10 +366,10 @@ def find_bottleneck(
     """Name what limits the run: the first condition of an ordered list that the figures meet, else kind
     `none`, or `unknown` where nothing that the server reports shows that it has capacity left.
 
-    Host and client come first because they spoil every other figure; the device comes after what keeps it
-    idle or its batches small. `blame_host` False passes over a noisy host, and does not blame the server for
-    what the noise explains. `blame_met` False: a rate that was met within the SLO has no bottleneck, and
-    the text says what is busy there.
+    Host and client come first because they spoil every other figure, but not the host where the server fails by
+    itself; the device comes after what keeps it idle or its batches small. `blame_host` False passes over a noisy
+    host, and does not blame the server for what the noise explains. `blame_met` False: a rate that was met within
+    the SLO has no bottleneck, and the text says what is busy there.
     """
     facts = Facts(measurement, settings)
     looks = (
@@ -418,7 +418,9 @@ _Found = tuple[Kind, Coded] | None
 
 def _host(facts: Facts) -> _Found:
     noise = next((caveat for caveat in facts.run.caveats if caveat.code in HOST_CODES), None)
-    return None if noise is None else ("host_noise", coded("text", text=noise))
+    if noise is None or fails_by_itself(facts.run.errors, facts.run.requests):
+        return None
+    return "host_noise", coded("text", text=noise)
 
 
 def _client(facts: Facts) -> _Found:

@@ -322,6 +322,20 @@ def error_counts(samples: Samples, window: Window) -> dict[str, int]:
     return dict(sorted(counts_by_class.items(), key=lambda item: -item[1]))
 
 
+def fails_by_itself(errors: Mapping[str, int], requests: int) -> bool:
+    """Whether a server answers so many requests with errors of its own that no noise of the host explains it:
+    `errors` of `error_counts`, of so many `requests`.
+
+    More than 5 % of them with errors that do not depend on the load, or more than 25 % with these and refusals, which
+    a host that takes a part of the CPUs causes near capacity. A timeout or a lost connection may be the host's.
+    """
+    own = sum(
+        errors.get(name, 0) for name in ("server_error", "invalid_request", "too_large", "wrong_answer")
+    )
+    refused = errors.get("queue_full", 0) + errors.get("thread_pool_exhausted", 0)
+    return own > 0.05 * requests or own + refused > 0.25 * requests
+
+
 # Were the CPUs of server and client quiet? Steal, other programs, pressure, a fixed loop before and after.
 #
 # Only CPUs that server and client may run on are looked at: a neighbour that keeps others busy takes nothing from them.

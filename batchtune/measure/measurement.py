@@ -21,6 +21,7 @@ from batchtune.measure.caveats import (
     endpoint_caveats,
     endpoint_figures,
     error_counts,
+    fails_by_itself,
     has_short_client,
     own_lag_ns,
     worker_caveats,
@@ -155,7 +156,8 @@ def judge(
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: neither
     is shown, or no request was due in the window. The error ratio is compared as it was seen, without
     allowing for chance (measurement.md 2.5 d). A caveat on the host turns either verdict into NOISY, one on
-    the client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower. Nor does
+    the client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower, nor the host's a
+    FAIL by errors that are the server's own (`fails_by_itself`). Nor does
     a late client excuse a FAIL that holds when its own lag is subtracted. `decision`: what such a verdict would be
     without its caveat, None for any other.
     """
@@ -163,7 +165,9 @@ def judge(
         return "UNSURE", coded("none_measured"), None
     decision, reason = _decide(run, slo)
     closed = run.samples.concurrency is not None
-    noise = next((caveat for caveat in distrust if caveat.code in HOST_CODES), None)
+    failing = fails_by_itself(error_counts(run.samples, run.window), run.samples.one_in * len(run.due_ns))
+    blames_host = not (failing and reason.code == "too_many_fail")
+    noise = next((caveat for caveat in distrust if blames_host and caveat.code in HOST_CODES), None)
     blame = next((caveat for caveat in distrust if caveat.code in CLIENT_CODES), None)
     if (noise is None and blame is None) or (decision == "PASS" and not closed):
         return decision, reason, None

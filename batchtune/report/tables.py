@@ -86,11 +86,13 @@ def print_rows(
     """Print headings and rows as a table that fits the terminal.
 
     Columns without any value are left out. Then the columns `dispensable` are left out, in that order, until
-    the rest fits; a line below names them, and `elsewhere` says where to find them. Other columns are printed
-    whole even where they do not fit.
+    the rest fits, but `errors` only where there are none; a line below names them, and `elsewhere` says where to find
+    them. Other columns are printed whole even where they do not fit.
     """
     filled = without_empty_columns(rows)
-    names = [name for name in dispensable if name in filled[0]]
+    records = [dict(zip(filled[0], row, strict=True)) for row in filled[1:]]
+    failing = {"errors"} if any(re.search("[1-9]", row.get("errors", "")) for row in records) else set()
+    names = [name for name in dispensable if name in filled[0] and name not in failing]
     shown = rows_that_fit(filled, width=table_width(), dispensable=[filled[0].index(name) for name in names])
     head, *lines = aligned(shown)
     rule = "─" * max(map(len, (head, *lines)))

@@ -70,6 +70,27 @@ def test_a_noisy_host_comes_before_all() -> None:
     assert named(noisy) == "host_noise"
 
 
+@pytest.mark.parametrize(
+    ("failed", "every", "verdict", "kind"),
+    [
+        (Status.SERVER_ERROR, 2, "FAIL", "errors"),
+        (Status.SERVER_ERROR, 10, "FAIL", "errors"),
+        (Status.QUEUE_FULL, 2, "FAIL", "queue_limit"),
+        (Status.QUEUE_FULL, 10, "NOISY", "host_noise"),  # which a slower host may cause near capacity
+        (Status.TIMEOUT, 2, "NOISY", "host_noise"),
+    ],
+)
+def test_errors_that_are_the_servers_own_are_no_noise_of_the_host(
+    failed: Status, every: int, verdict: str, kind: Kind
+) -> None:
+    status = np.zeros(len(EVENLY), dtype=np.uint8)
+    status[::every] = failed
+    samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), status=status, concurrency=8)
+    noise = caveat("host_busy", foreign_ratio=0.3)
+    noisy = measure(samples, warm_up_s=1.0, slo=p95_within(0.05), activity=PLAIN, notes=(noise,))
+    assert (noisy.verdict, named(noisy)) == (verdict, kind)
+
+
 def test_a_client_at_its_cpu_is_named() -> None:
     assert named(run(client_cpu_ratio=0.95, device_busy_ratio=0.99)) == "client"
 

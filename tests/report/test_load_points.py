@@ -457,3 +457,13 @@ def test_a_document_of_several_models_has_each_beside_the_others_and_alone():
     assert document["models"]["reader"]["together"]["model"] == "reader"
     assert document["models"]["reader"]["alone"] is None
     assert document["server"] is None
+
+
+@pytest.mark.parametrize(("error_ratio", "is_shown"), [(0.0, False), (0.468, True)])
+def test_errors_are_shown_on_narrow_terminals_where_there_are_any(monkeypatch, error_ratio, is_shown):
+    monkeypatch.setenv("COLUMNS", "60")
+    failing = point(8, server=SERVER)
+    failing = replace(failing, measurement=replace(failing.measurement, error_ratio=error_ratio))
+    text = said([point(4, server=SERVER), failing])
+    assert ("46.8 %" in text.partition("Columns that do not fit")[0]) is is_shown
+    assert ("errors" in text.partition("Columns that do not fit")[2].partition(";")[0]) is not is_shown

@@ -174,25 +174,36 @@ class Settings:
             )
 
     def _require_places(self) -> None:
-        """Check that no place that is to be changed is another one of what was read, misspelt. A place may be missing:
-        a server need not show what nobody has set.
+        """Check that each place that is to be changed is there, or can be: a server need not show what nobody has set,
+        but the object around it.
 
         Raises:
-            UsageError: one is.
+            UsageError: what would hold a place is missing, or a key of nearly its name is beside it.
         """
         request = self._spec.request
-        if request is None or request.read is None or self._part() == request.off:
+        if request is None or request.read is None:
             return
-        unchanged = {*places_of(self._part())} - {*request.change}
-        for place in request.change:
+        part = self._part()
+        if part == request.off or self._figures(part) == {"off": True}:
+            return
+        there = places_of(part)
+        absent = [place for place in request.change if not values_at(part, place)]
+        for place in absent:
             above, _, key = place.rpartition(".")
-            beside = {other.rpartition(".")[2] for other in unchanged if other.rpartition(".")[0] == above}
-            near = get_close_matches(key, beside, n=1)
-            if near and not values_at(self._part(), place):
-                raise UsageError(
-                    f"target.set.request.change: {place}: {request.read} returns no such key",
-                    hint=f"did you mean {place.removesuffix(key) + near[0]!r}?",
-                )
+            unchanged = [other.rpartition(".") for other in there if other not in request.change]
+            near = get_close_matches(key, {name for around, _, name in unchanged if around == above}, n=1)
+            hint = f"did you mean {place.removesuffix(key) + near[0]!r}?" if near else ""
+            holds = any(around is None or isinstance(around, Mapping) for around in values_at(part, above))
+            if holds and not near and (above or len(absent) < len(request.change)):
+                continue
+            why = ""
+            if not near:
+                self._require_restorable()
+                why = ", nor another place of change" if holds else f", and no object at {above!r}"
+                hint = f"there are: {', '.join(there[:12])}" if there else "it shows no parameter"
+            raise UsageError(
+                f"target.set.request.change: {place}: {request.read} returns no such key{why}", hint=hint
+            )
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:
         """Set what is to be put back at the end, as `kept` returned it to an earlier process.

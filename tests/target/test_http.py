@@ -482,6 +482,49 @@ def test_a_misspelt_place_of_a_parameter_is_refused_before_anything_is_sent(runn
     assert httpx.get(running).json() == before
 
 
+@pytest.mark.parametrize(
+    ("change", "why", "there"),
+    [
+        pytest.param(
+            {"limit.batch": "{{size}}", "app.wait": "{{wait}}"},
+            "limit.batch: {read} returns no such key, and no object at 'limit'",
+            "app.size, app.wait, limits.batch",
+            id="no-parent",
+        ),
+        pytest.param(
+            {"app.wait.size": "{{size}}", "app.wait": "{{wait}}"},
+            "app.wait.size: {read} returns no such key, and no object at 'app.wait'",
+            "app.size, app.wait, limits.batch",
+            id="parent-is-no-object",
+        ),
+        pytest.param(
+            {"size": "{{size}}", "wait": "{{wait}}"},
+            "size: {read} returns no such key, nor another place of change",
+            "app.size, app.wait, limits.batch",
+            id="no-place-at-all",
+        ),
+    ],
+)
+def test_a_place_that_nothing_holds_is_refused_before_anything_is_sent(
+    running: str, change: dict[str, str], why: str, there: str
+) -> None:
+    httpx.put(f"{running}/parameters", json={"app": {"size": 3, "wait": 0.5}, "limits": {"batch": 9}})
+    before = httpx.get(running).json()
+    asked = changed_in_place(running, change=change)
+    with CommandTarget(asked.target) as target, pytest.raises(UsageError) as told:
+        target.apply(asked.configuration({"max_batch_size": 8}))
+    expected = why.format(read=f"{running}/parameters")
+    assert told.value.message == f"target.set.request.change: {expected}"
+    assert told.value.hint == f"there are: {there}"
+    assert httpx.get(running).json() == before
+
+
+def test_the_method_that_sets_parameters_is_one_that_sends_a_document() -> None:
+    with pytest.raises(ScenarioError, match=r"target\.set\.request\.method: expected .*; was 'PUTT'") as told:
+        changed_in_place("http://127.0.0.1:1", method="PUTT", change={"size": "{{size}}", "wait": "{{wait}}"})
+    assert told.value.hint == "did you mean 'PUT'?"
+
+
 def test_a_parameter_with_a_known_default_need_not_be_shown(running: str) -> None:
     httpx.put(f"{running}/parameters", json={"app": {"wait": 0.5}})
     asked = changed_in_place(running, change={"app.size": "{{size}}", "app.wait": "{{wait}}"})

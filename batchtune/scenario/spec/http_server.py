@@ -4,7 +4,7 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -86,7 +86,7 @@ class RequestSetting(Spec):
     """A request by which a running server takes its parameters, without a restart."""
 
     url: str = Field(pattern=r"^https?://")
-    method: str = "POST"
+    method: Literal["PUT", "POST", "PATCH"] = "POST"
     headers: dict[str, str] = Field(default_factory=dict, examples=[{"Authorization": "Bearer …"}])
     read: str | None = Field(
         default=None,

@@ -283,7 +283,7 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
         failures = [trial.failure or "without a word" for trial in trials]
         return TargetError(
             f"all trials failed ({len(failures)}){f': {why}' if why else f'; the last: {failures[-1]}'}",
-            hint="the failed trials are in the ledger; test the server by hand",
+            hint="`batchtune trials RUN` shows the failed trials; test the server by hand",
         )
     trials = [trial for trial in trials if not trial.request.models]
     search, scenario, slo = account.search, account.search.scenario, account.search.scenario.slo
@@ -322,14 +322,24 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
         open_question = "whether most runs would meet it is not known"
     if open_question:
         hint = "give the sweep more time"
-        if trials[-1].state == "failed":
-            hint = f"the failed trials are in the ledger; test the server by hand, then {hint}"
+        if all(map(_got_no_answer, trials[-2:])):  # one alone may only have had too much load
+            hint = f"the last trials had no answer at all: look at the server and its log, then {hint}"
+        elif trials[-1].state == "failed":
+            hint = f"`batchtune trials RUN` shows the failed trials; test the server by hand, then {hint}"
         return InconclusiveError(f"{why}; {open_question}", hint=hint)
     hint = "relax the SLO, lower the load, or widen the search space"
     nearest = {run.trial for _, run in missed}
     if all(has_only_errors(trial) for trial in trials if trial.number in nearest):
         hint = "the server fails these requests under any load and limit: its log says why"
     return NoFeasibleConfigurationError(why, hint=hint)
+
+
+def _got_no_answer(trial: Trial) -> bool:
+    """Whether all requests of a measured trial got no answer, not even an error."""
+    measured = trial.measurement
+    if measured is None or not measured.errors:
+        return False
+    return measured.error_ratio == 1.0 and measured.errors.keys() <= {"timeout", "unfinished", "unsent"}
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:

@@ -220,7 +220,7 @@ class _Sweep:
                     error_type = WrongAnswerError
                 raise error_type(
                     f"{failures_max} trials in a row failed{only}; the last: {trial.failure}",
-                    hint="the failed trials are in the ledger; test the server by hand",
+                    hint="`batchtune trials RUN` shows the failed trials; test the server by hand",
                 )
 
     def _plan(self, ask: TrialRequest, number: int) -> Plan:

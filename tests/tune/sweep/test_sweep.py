@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
 from batchtune.tune.sweep.sweep import FAILURES_TO_END, PHASES, SweepProgress, Watcher, sweep
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, SearchSummary, Trial
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16, 64], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1, 2]}
 LOADS = {
@@ -155,8 +156,9 @@ def test_a_target_that_dies_is_launched_again_for_the_next_trial():
 def test_three_failures_in_a_row_end_the_sweep_with_the_last_reason():
     clock = FakeClock()
     target = FakeTarget(clock, refuses=lambda _configuration: "no model")
-    with pytest.raises(TargetError, match="3 trials in a row failed; the last: no model"):
+    with pytest.raises(TargetError, match="3 trials in a row failed; the last: no model") as error:
         list(sweep(asked(), target, FakeFleet(target), now_s=clock))
+    assert error.value.hint == "`batchtune trials RUN` shows the failed trials; test the server by hand"
 
 
 def test_a_sweep_is_not_given_up_while_anything_worked():
@@ -240,6 +242,14 @@ def test_a_search_without_an_answer_says_what_failed_not_that_time_was_short():
         recommend(trials, scenario=scenario)
     assert "too little time" not in error.value.message
     assert "trials failed, most often: max_batch_size must be 1" in error.value.message
+    assert "at the server" not in error.value.hint
+    for _ in range(2):
+        silent = planted(trials[-1].number + 1, throughput=0.0, p95_s=10.0, error_ratio=1.0, batching=None)
+        measured = replace(silent.measurement, errors={"timeout": 900, "unfinished": 100})
+        trials.append(replace(silent, measurement=measured))
+    with pytest.raises(InconclusiveError) as error:
+        recommend(trials, scenario=scenario)
+    assert error.value.hint.startswith("the last trials had no answer at all: look at the server and its log")
 
 
 def test_a_running_server_that_ended_ends_the_sweep_and_leaves_its_answer_open():

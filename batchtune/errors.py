@@ -37,7 +37,14 @@ class UsageError(BatchtuneError):
 
 
 class ScenarioError(UsageError):
-    """A scenario that cannot be run; the message begins with `file:line: key:`."""
+    """A scenario that cannot be run; the message begins with `file:line: key:`.
+
+    `path`: of the key, where the message begins with the key alone, because the file is not known where it is raised.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", path: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
 
 
 class BatchingParametersError(UsageError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -71,6 +72,17 @@ def parse_scenario(
     """
     read = ScenarioText(text=text, source=source, directory=directory or Path())
     return read_scenario(read, overrides=overrides)
+
+
+@contextmanager
+def lines_named(source: Path | ScenarioText, overrides: Iterable[str]) -> Iterator[None]:
+    """Return a context manager in which an error of this scenario that a server brings to light names file and line."""
+    try:
+        yield
+    except ScenarioError as error:
+        if error.path:
+            error.message = f"{_read(source, overrides)[0].place_of(error.path)}: {error.message}"
+        raise
 
 
 def lists_models(source: Path | ScenarioText) -> bool:

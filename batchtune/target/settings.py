@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.batching.parameters import Configuration, flag_text
-from batchtune.errors import TargetError, UsageError, WrongAnswerError
+from batchtune.errors import ScenarioError, TargetError, UsageError, WrongAnswerError
 from batchtune.scenario.places import filled, holes, places_of, values_at, with_values
 from batchtune.scenario.spec.http_server import (
     CHANGED,
@@ -178,7 +178,7 @@ class Settings:
         but the object around it.
 
         Raises:
-            UsageError: what would hold a place is missing, or a key of nearly its name is beside it.
+            ScenarioError: what would hold a place is missing, or a key of nearly its name is beside it.
         """
         request = self._spec.request
         if request is None or request.read is None:
@@ -201,9 +201,9 @@ class Settings:
                 self._require_restorable()
                 why = ", nor another place of change" if holds else f", and no object at {above!r}"
                 hint = f"there are: {', '.join(there[:12])}" if there else "it shows no parameter"
-            raise UsageError(
-                f"target.set.request.change: {place}: {request.read} returns no such key{why}", hint=hint
-            )
+            keys = ("target", "set", "request", "change")
+            said = f"{'.'.join(keys)}: {place}: {request.read} returns no such key{why}"
+            raise ScenarioError(said, hint=hint, path=(*keys, place))
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:
         """Set what is to be put back at the end, as `kept` returned it to an earlier process.

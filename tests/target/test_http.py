@@ -519,6 +519,33 @@ def test_a_place_that_nothing_holds_is_refused_before_anything_is_sent(
     assert httpx.get(running).json() == before
 
 
+@pytest.mark.parametrize("command", [("sweep",), ("check", "--candidate-set", "fixed.size=8")])
+def test_a_place_that_nothing_holds_is_named_with_its_line(
+    running: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    before = httpx.get(running).json()
+    asked = changed_in_place(running, change={"limit.batch": "{{size}}", "app.wait": "{{wait}}"})
+    name, *options = command
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            asked.document()
+            | (
+                {}
+                if name == "sweep"
+                else {"load": {"arrivals": "closed", "concurrency": 2}, "objective": "throughput"}
+            ),
+            sort_keys=False,
+        )
+    )
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "limit.batch" in text)
+    done = answered(name, file, *options, "--results", tmp_path / "r", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"error: {file}:{line}: target.set.request.change: limit.batch: " in done.stderr
+    assert "hint: there are: app.size, app.wait" in done.stderr
+    assert httpx.get(running).json() == before
+
+
 def test_the_method_that_sets_parameters_is_one_that_sends_a_document() -> None:
     with pytest.raises(ScenarioError, match=r"target\.set\.request\.method: expected .*; was 'PUTT'") as told:
         changed_in_place("http://127.0.0.1:1", method="PUTT", change={"size": "{{size}}", "wait": "{{wait}}"})

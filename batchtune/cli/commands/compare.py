@@ -28,7 +28,7 @@ from batchtune.report.comparison import (
     variant_line,
 )
 from batchtune.report.findings import print_json, worded
-from batchtune.scenario.reader import ScenarioText, read_scenario, read_variants
+from batchtune.scenario.reader import ScenarioText, lines_named, read_scenario, read_variants
 from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import probed_paces
@@ -78,7 +78,8 @@ def run_compare(
             hint="`batchtune check` launches one for every run",
         )
     started_s = time.monotonic()
-    done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
+    with lines_named(path, overrides):
+        done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
     if done.run is None:
         return done.exit_code(0)
     comparison = summarise(done.trials, done.variants)

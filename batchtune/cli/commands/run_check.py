@@ -32,7 +32,7 @@ from batchtune.cli.session import session
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.check_text import account_document, print_check
 from batchtune.report.findings import print_json
-from batchtune.scenario.reader import read_arms, read_variants
+from batchtune.scenario.reader import lines_named, read_arms, read_variants
 from batchtune.target.choice import placed
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 
@@ -64,7 +64,10 @@ def run_paired_check(wanted: CheckRequest) -> int:
     require_writable(wanted)
     duets: dict[int, tuple[float, float]] = {}
     started_s = time.monotonic()
-    with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
+    with (
+        lines_named(wanted.scenario, wanted.overrides),
+        session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current,
+    ):
         view = current.view
         if is_loop:
             view.event(loop_text(scenario))

@@ -26,7 +26,7 @@ from batchtune.cli.session import (
 from batchtune.errors import BatchtuneError, UsageError, WrongAnswerError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
-from batchtune.scenario.reader import ScenarioText, lists_models
+from batchtune.scenario.reader import ScenarioText, lines_named, lists_models
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
 from batchtune.target.choice import placed, placed_as, target_of
@@ -80,7 +80,10 @@ def run_sweep(
         trials = kept_trials(run)
     elif not on_nodes:
         scenario, placement = placed(scenario)
-    with session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current:
+    with (
+        lines_named(path, overrides),
+        session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current,
+    ):
         if on_nodes:
             _sweep_on_nodes(current)
         else:

@@ -337,9 +337,8 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
 def _got_no_answer(trial: Trial) -> bool:
     """Whether all requests of a measured trial got no answer, not even an error."""
     measured = trial.measurement
-    if measured is None or not measured.errors:
-        return False
-    return measured.error_ratio == 1.0 and measured.errors.keys() <= {"timeout", "unfinished", "unsent"}
+    silent = {"timeout", "unfinished", "unsent"}
+    return measured is not None and measured.error_ratio == 1.0 and measured.errors.keys() <= silent
 
 
 def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:

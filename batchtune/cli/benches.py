@@ -15,6 +15,7 @@ from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet
 from batchtune.load.duet import run_duet
 from batchtune.load.fleet import LoadFleet
 from batchtune.measure.caveats import HostGuard
+from batchtune.report.comparison import variant_line
 from batchtune.report.live_view import live_line, plan_load
 from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.target.choice import LaunchedTarget, placed, target_of
@@ -24,6 +25,7 @@ from batchtune.target.triton import TritonTarget
 from batchtune.tune.bench import Bench
 from batchtune.tune.compare.blocks import Turn, Variant, plan_of
 from batchtune.tune.compare.pace_probes import duet_plan, request_cost
+from batchtune.tune.trials.trial import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +80,11 @@ class Benches:
     def turn(self, turn: Turn) -> None:
         """Note which trial runs next, for the progress text; `compare` calls it before each trial."""
         self._turn = turn
+
+    def show(self, trial: Trial) -> None:
+        """Show a line on each load of the trial that the turn has ended with."""
+        for part in parts_of([trial]):
+            self.view.event(variant_line(part, again=self._turn is not None and self._turn.attempt > 1))
 
     def bench(self, variant: Variant) -> Bench:
         """Return the bench that runs the variant's trials, made on first use; each of several models has its

@@ -121,7 +121,7 @@ def closing(account: Account) -> list[tuple[str, str]]:
 def test_text(account: Account) -> str:
     """Return how many blocks were measured, and with which error rate; none is stated for a stored baseline."""
     conclusion = account.conclusion
-    open_ = any(finding.state == "open" for finding in conclusion.findings)
+    open_ = any(finding.state == "open" and finding.blocks for finding in conclusion.findings)
     undecided = " Undecided: the interval contains the margin." if open_ else ""
     rate = f"{rounded(conclusion.error_rate * 100)} %"
     rare = f"A check of two equal servers fails in at most {rate} of cases.{undecided}"
@@ -248,7 +248,7 @@ def _settling(account: Account) -> str:
 def _row(finding: Finding, *, tells_blocks: bool) -> list[str]:
     gate = finding.gate
     title, scale = unit_of(gate.name)
-    if finding.state == "not measured":
+    if not finding.blocks:  # also where the check ended before the loads that measure it
         return [title, "–", "–", "–", margin_text(gate, gate.margin), "not measured"]
     margin = margin_text(gate, finding.margin)
     if finding.margin > 1.001 * gate.margin:

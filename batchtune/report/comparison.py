@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchtune.batching.parameters import Configuration
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import padding_per_element
 from batchtune.measure.quantiles import BLOCKS_NEEDED, SHOWN
@@ -108,13 +109,26 @@ def pace_text(variant: Variant, pace: Pace) -> str:
     if variant.scenario.target.models:
         takes = rounded_duration(run_seconds(variant, pace))
         return f"{variant.name}: all models at once, at their stated loads, each run {takes}"
-    if math.isnan(pace.lone_s):
-        return f"{variant.name}: a lone request was not answered"
     times = times_of(pace, variant.scenario, variant.configuration)
-    what = "a request" if variant.configuration.batching is None else "a batch"
+    speed = f"{variant.name}: {speed_text(variant.configuration, pace, batch_s=times.batch_s)}"
+    if math.isnan(pace.lone_s):
+        return speed
     run_s = rounded_duration(run_seconds(variant, pace))
     most = "at most " if is_most(variant, pace) else ""
-    return f"{variant.name}: {what} takes about {rounded_duration(times.batch_s)}, each run {most}{run_s}"
+    return f"{speed}, each run {most}{run_s}"
+
+
+def speed_text(configuration: Configuration, pace: Pace, *, batch_s: float) -> str:
+    """Return how long a batch takes where the server counts them and one of several requests was measured, else
+    how long a lone request takes.
+
+    `batch_s`: seconds of a batch by the pace, which before that assumes that rows share no work.
+    """
+    if math.isnan(pace.lone_s):
+        return "a lone request was not answered"
+    if configuration.dialect != "http" and max(pace.batch_s_by_rows, default=0) > pace.lone_rows:
+        return f"a batch takes about {rounded_duration(batch_s)}"
+    return f"a lone request takes about {rounded_duration(pace.lone_s)}"
 
 
 def comparison_text(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> str:
@@ -173,10 +187,10 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
     return [*lines, *host_lines(floor.repeats, floor.noisy, floor.runs)]
 
 
-def variant_line(trial: Trial) -> str:
-    """Return one line on a finished trial of a comparison."""
+def variant_line(trial: Trial, *, again: bool = False) -> str:
+    """Return one line on a finished trial of a comparison; `again`: it repeats one of its block."""
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
-    return trial_line(trial, head=f"block {trial.block}, {trial.reason}{load}")
+    return trial_line(trial, head=f"block {trial.block}{' again' if again else ''}, {trial.reason}{load}")
 
 
 def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
@@ -188,8 +202,9 @@ def pair_sentence(pair: Pair, *, failure: str | None = None) -> str:
     match pair.outcome:
         case "different":
             return f"{pair.variant}: {tables.ratio(pair.ratio)} {what}"
-        case "client-limited":
-            return f"{pair.variant}: invalid: client-limited"
+        case "client-limited" | "host-disturbed":
+            headline, _ = words.headline_of(pair.outcome)
+            return f"{pair.variant}: {headline.lower()}"
         case "not measured":
             return f"{pair.variant}: not measured{'' if failure is None else f': {failure}'}"
         case "not distinguishable":
@@ -230,11 +245,12 @@ def _batching(answers: Sequence[BatchingAnswer]) -> Fact:
 def _best(comparison: Comparison) -> Fact:
     """Return the answer to "Which is best?", for variants of which no two differ in batching alone."""
     gains = [pair for pair in comparison.pairs if pair.outcome == "different" and _gain(pair) > 1.0]
-    if gains:
+    is_void = any(pair.is_void for pair in comparison.pairs)
+    if gains and not is_void:
         best = max(gains, key=_gain)
         lines = (f"{tables.ratio(best.ratio)} {labels('compared')[best.metric]} over {best.baseline}",)
         return Fact(question="Which is best?", headline=best.variant, lines=lines, tone="good")
-    if not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
+    if is_void or not {pair.outcome for pair in comparison.pairs} & {"different", "not distinguishable"}:
         why = tuple([pair_sentence(pair) for pair in comparison.pairs])
         return Fact(question="Which is best?", headline="Not known", lines=why, tone="bad")
     if comparison.blocks < BLOCKS_NEEDED:
@@ -251,7 +267,7 @@ def _best(comparison: Comparison) -> Fact:
 def _by_how_much(comparison: Comparison) -> Fact:
     question = "By how much?"
     pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
-    measured = [pair for pair in pairs if pair.ratio is not None and pair.outcome != "client-limited"]
+    measured = [pair for pair in pairs if pair.ratio is not None and not pair.is_void]
     if not measured:
         why = tuple([pair_sentence(pair) for pair in pairs])
         return Fact(question=question, headline="Not known", lines=why, tone="bad")
@@ -285,8 +301,9 @@ def _sure(comparison: Comparison) -> Fact:
     pairs = [answer.pair for answer in comparison.answers] or list(comparison.pairs)
     different = sum(pair.outcome == "different" for pair in pairs)
     tone = "good" if different == len(pairs) else "open"
-    if any(pair.outcome == "client-limited" for pair in pairs):
-        headline, tone = "Invalid: client-limited", "bad"
+    void = next((pair.outcome for pair in pairs if pair.is_void), None)
+    if void is not None:
+        headline, tone = words.headline_of(void)
     elif len(pairs) == 1:
         undecided = "No measurable difference" if comparison.blocks >= BLOCKS_NEEDED else "Not decided"
         headline = "A measurable difference" if different else undecided
@@ -295,11 +312,14 @@ def _sure(comparison: Comparison) -> Fact:
     lines = [f"{counted(comparison.blocks, 'block')}, each with every variant side by side under one seed."]
     if comparison.blocks < BLOCKS_NEEDED:
         lines.append(f"An interval needs {BLOCKS_NEEDED} blocks.")
-    elif not different:
+    elif not different and void is None:
         lines.append("More blocks (--blocks) detect smaller differences; `batchtune noise` reports how many.")
     lines += [
         f"{variant.name} failed: {variant.failure}" for variant in comparison.variants if variant.failure
     ]
+    if comparison.disturbed:
+        names = " and of ".join(comparison.disturbed)
+        lines.append(f"The host disturbed every run of {names}, also when it was repeated.")
     noisy = sum(variant.noisy for variant in comparison.variants)
     lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
     return Fact(question="How confident is this?", headline=headline, lines=tuple(lines), tone=tone)
@@ -439,9 +459,12 @@ def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
     """
     if not repeats and not noisy:
         return []
+    ending = "Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
+    if noisy == runs:
+        ending = "The figures do not count; measure again on a quiet machine."
     sentence = (
         f"Host: {counted(repeats, 'trial')} repeated because the host was noisy; {noisy} of the {runs} runs that count "
-        "still disturbed. Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
+        f"still disturbed. {ending}"
     )
     return [sentence]
 

@@ -25,6 +25,7 @@ from batchtune.report.comparison import (
     pair_sentence,
     print_comparison,
     small_print,
+    speed_text,
     variant_line,
 )
 from batchtune.scenario.spec.scenario import Scenario
@@ -41,6 +42,7 @@ from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summ
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import RUN_BATCHES, Pace
 from batchtune.tune.trials.trial import FinishedTrial, Trial
+from batchtune.units import rounded_duration
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, asked, planted, scenario_of
 
 OFF = {"enable_batching": False}
@@ -288,6 +290,20 @@ def test_on_a_host_that_is_always_noisy_repeats_end():
     assert all(one.disturbed for one in found.variants)
 
 
+def test_a_comparison_whose_runs_were_all_disturbed_is_called_invalid_everywhere(capsys, tmp_path):
+    _, _, found = run_on(lambda _number: True, blocks=6)
+    assert (found.pairs[0].outcome, found.answers[0].helps) == ("host-disturbed", "host-disturbed")
+    for comparison in (found, replace(found, answers=())):
+        _, how_much, sure, _ = comparison_facts(comparison)
+        assert (how_much.headline, sure.headline) == ("Not known", "Invalid: disturbed by the host")
+        assert "The host disturbed every run of off and of on, also when it was repeated." in sure.lines
+        print_comparison(comparison, path=tmp_path)
+        printed = capsys.readouterr().out
+        assert "on: invalid: disturbed by the host" in printed
+        assert "measurabl" not in printed
+        assert "×" not in printed
+
+
 def test_a_retry_of_a_failed_trial_is_no_repeat_for_noise():
     trials, _, found = run_on(lambda number: number == 2, blocks=6, failed={1, 6})
     assert [trial.state for trial in trials][:3] == ["failed", "complete", "complete"]
@@ -408,6 +424,7 @@ def test_everything_survives_json():
 def test_a_line_for_each_trial_names_its_block_and_variant():
     trials, _ = run(chosen_variants(scenarios(off=OFF, on=BATCHED)), blocks=1)
     assert variant_line(trials[0]).startswith(f"block 1, {trials[0].reason}, ")
+    assert variant_line(trials[0], again=True).startswith(f"block 1 again, {trials[0].reason}, ")
     failed = asked(planted(1, throughput=1.0, p95_s=1.0, failure="no memory"), reason="on", block=2)
     assert variant_line(failed) == "block 2, on: failed: no memory"
 
@@ -507,6 +524,8 @@ def test_runs_of_a_slow_model_hold_batches_enough_and_say_beforehand_how_long_th
     assert probed_s < 30.0
     text = pace_text(variants[1], paces["on"])
     assert text.startswith("on: a batch takes about 2.1 s, each run ")
+    http = replace(variants[1].configuration, dialect="http")
+    assert speed_text(http, paces["on"], batch_s=2.1) == "a lone request takes about 600 ms"
     trials = [done.trial for done in compare(variants, blocks=1, bench_of=laboratory.bench_of, paces=paces)]
     on = next(trial.measurement for trial in trials if trial.reason == "on")
     assert on.window_s >= RUN_BATCHES * 2.0
@@ -530,6 +549,8 @@ def test_a_quick_model_is_probed_by_a_lone_client_only_and_its_runs_stay_as_long
     paces = probed_paces(variants, bench_of=laboratory.bench_of)
     jobs = [job for fleet in laboratory.fleets.values() for job in fleet.jobs]
     assert [job.arrivals.concurrency for job in jobs] == [1, 1]
+    lone = rounded_duration(paces["on"].lone_s)
+    assert pace_text(variants[1], paces["on"]).startswith(f"on: a lone request takes about {lone}, each run ")
     assert comparison_seconds(variants, paces, blocks=2) == pytest.approx(24.0, rel=0.05)
 
 

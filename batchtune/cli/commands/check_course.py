@@ -25,7 +25,7 @@ from batchtune.cli.benches import Benches
 from batchtune.errors import BatchtuneError, TargetError, UsageError
 from batchtune.plain_values import as_text
 from batchtune.report.ci_files import code_quality, comment, github_annotations, junit_xml, markdown
-from batchtune.report.comparison import pace_text, variant_line
+from batchtune.report.comparison import pace_text
 from batchtune.scenario.reader import read_scenario, section_of, unchecked_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.workload import LoadSpec
@@ -41,7 +41,6 @@ from batchtune.tune.compare.pace_probes import (
 from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S
 from batchtune.tune.trials.space import clients_to_fill
-from batchtune.tune.trials.trial import parts_of
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:
@@ -379,8 +378,7 @@ class Course:
             trial = finished.trial
             self.session.keep([finished], shown=False)
             trials.append(trial)
-            for part in parts_of([trial]):
-                self.view.event(variant_line(part))
+            self.benches.show(trial)
             if trial.state == "failed":
                 raise TargetError(f"{trial.reason}: {trial.failure}")
         if _asks_cpu(guarded, self.variants):

@@ -25,7 +25,6 @@ from batchtune.report.comparison import (
     pace_text,
     print_comparison,
     print_noise,
-    variant_line,
 )
 from batchtune.report.findings import print_json, worded
 from batchtune.scenario.reader import ScenarioText, lines_named, read_scenario, read_variants
@@ -33,7 +32,6 @@ from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
 from batchtune.tune.compare.pace_probes import probed_paces
 from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
-from batchtune.tune.trials.trial import parts_of
 from batchtune.units import counted
 
 if TYPE_CHECKING:
@@ -134,8 +132,7 @@ def run_blocks(
             variants, blocks=blocks, bench_of=benches.bench, on_turn=benches.turn, paces=paces
         ):
             current.keep([finished], shown=False)
-            for part in parts_of([finished.trial]):
-                view.event(variant_line(part))
+            benches.show(finished.trial)
     return current
 
 
@@ -188,9 +185,8 @@ def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
     codes = {account.conclusion.exit_code for account in accounts}
     if REGRESSION_EXIT_CODE in codes:
         return REGRESSION_EXIT_CODE
-    disturbed = [variant.name for variant in comparison.variants if variant.disturbed]
-    if disturbed:
-        return void_by_host(" and of ".join(disturbed))
+    if comparison.disturbed:
+        return void_by_host(" and of ".join(comparison.disturbed))
     return gravest(codes)
 
 

@@ -33,6 +33,7 @@ from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.measure.caveats import HostGuard
 from batchtune.plain_values import as_text
 from batchtune.report.check_text import limit_text
+from batchtune.report.comparison import speed_text
 from batchtune.report.findings import print_json, text_of
 from batchtune.report.live_view import live_line, load_text, plan_load, trial_line
 from batchtune.report.load_points import (
@@ -260,9 +261,9 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
         for plan in paced
     ]
     if max(point_times.duration_s for point_times in times) > scenario.load.duration_s:
-        batch_s = rounded_duration(max(point_times.batch_s for point_times in times))
+        speed = speed_text(configuration, pace, batch_s=max(point_times.batch_s for point_times in times))
         all_s = rounded_duration(sum(point_times.run_s for point_times in times))
-        view.event(f"a batch takes about {batch_s}: {counted(len(plans), 'point')} in about {all_s}")
+        view.event(f"{speed}: {counted(len(plans), 'point')} in about {all_s}")
     return paced
 
 

@@ -54,6 +54,7 @@ def factors(comparison: Comparison) -> Section:
         "different": ("a measurable difference", "@chosen", "circle"),
         "not distinguishable": ("no measurable difference", "@muted", "circle-open"),
         "client-limited": ("invalid: client-limited", "@limit", "x-thin-open"),
+        "host-disturbed": ("invalid: disturbed by the host", "@limit", "cross-thin-open"),
     }
     panels = []
     for at, (title, metrics_shown) in enumerate(_panels(metrics)):
@@ -170,8 +171,8 @@ def _hover(pair: Pair, factor: Estimate, panel: int) -> str:
 
 
 def _outcome(pair: Pair, factor: Estimate) -> str:
-    if pair.outcome == "client-limited":
-        return "client-limited"
+    if pair.is_void:
+        return pair.outcome
     return "not distinguishable" if factor.low <= 1.0 <= factor.high else "different"
 
 

@@ -34,8 +34,10 @@ from batchtune.tune.trials.trial import Trial
 HARDLY = 0.05
 """A gain of batching below this share, however narrow its interval, counts as "hardly"."""
 
-Outcome = Literal["different", "not distinguishable", "client-limited", "not measured"]
-Helps = Literal["yes", "hardly", "no", "not distinguishable", "client-limited", "not measured"]
+Outcome = Literal["different", "not distinguishable", "client-limited", "host-disturbed", "not measured"]
+Helps = Literal[
+    "yes", "hardly", "no", "not distinguishable", "client-limited", "host-disturbed", "not measured"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class Pair:
     """Two variants compared block by block.
 
     `metric`: the compared figure. `ratio`: variant over baseline, of that figure; None: no block has both.
-    `outcome`: "different" where the interval of `ratio` leaves out 1.
+    `outcome`: "different" where the interval of `ratio` leaves out 1; "host-disturbed" where the host disturbed
+    every run of either.
     `latency_ratios`: quantile name -> ratio. `blocks`: blocks that have both.
     `model`: with several models, the one whose figures these are; "": there is one.
     """
@@ -56,6 +59,11 @@ class Pair:
     latency_ratios: dict[str, Estimate]
     blocks: int
     model: str = ""
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the load generator or the host spoilt the runs, so that `ratio` says nothing."""
+        return self.outcome in ("client-limited", "host-disturbed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,11 @@ class Comparison:
     blocks: int
     trials: int
     repeats: int
+
+    @property
+    def disturbed(self) -> list[str]:
+        """Names of the variants of which the host disturbed every run."""
+        return [variant.name for variant in self.variants if variant.disturbed]
 
     def figures(self, name: str) -> VariantFigures:
         """Return the figures of the variant with this name."""
@@ -158,6 +171,8 @@ def _pair(
         outcome = "not measured"
     elif any(side.client_limited for side in both):
         outcome = "client-limited"
+    elif any(side.disturbed for side in both):
+        outcome = "host-disturbed"
     elif ratio.low <= 1.0 <= ratio.high:
         outcome = "not distinguishable"
     return Pair(

@@ -104,7 +104,8 @@ class RunTimes:
 def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
     """Compute the server's pace from these trials.
 
-    Of each batch size the shortest mean execution time counts: with more threads, batches share the device.
+    Of each batch size the shortest mean execution time counts: with more threads, batches share the device. For a
+    server that counts no batches, such as one of kind http, it is the time in which the rows of one were answered.
     """
     lone_s = math.nan
     shortest_s: dict[int, float] = {}
@@ -114,11 +115,12 @@ def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
             continue
         if trial.source in ("probe", "node") and trial.request.concurrency == 1:
             lone_s = measured.latency_s["p50"].value
-        if measured.server is None or trial.configuration.batching is None:
+        if trial.configuration.batching is None:
             continue
-        times_s = measured.server.execution_s_by_rows
+        times_s = {} if measured.server is None else measured.server.execution_s_by_rows
         if not times_s and trial.source == "calibration" and measured.throughput_rows_per_s.value > 0.0:
-            size = trial.configuration.in_force("max_batch_size")
+            asked = trial.request
+            size = int(_batch_rows(scenario, asked.configuration, clients=asked.concurrency, rate_rps=None))
             times_s = {size: size / measured.throughput_rows_per_s.value}
         for rows, seconds in times_s.items():
             shortest_s[rows] = min(seconds, shortest_s.get(rows, math.inf))

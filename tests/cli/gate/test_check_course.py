@@ -41,6 +41,8 @@ class FakeBenches:
 
     def turn(self, _turn) -> None: ...
 
+    def show(self, _trial) -> None: ...
+
     def reached(self, variants):
         return list(variants)
 

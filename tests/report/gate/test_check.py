@@ -85,6 +85,17 @@ def test_an_error_rate_that_several_candidates_share_is_told_as_it_is():
         assert f"A check of two equal servers fails in at most {told} of cases." in text
 
 
+def test_a_gate_that_ended_open_before_it_was_measured_is_not_called_undecided():
+    conclusion = judge_fixed(
+        [Gate(metric="p95", margin=0.05), Gate(metric="cpu", margin=0.02)], slower_blocks()
+    )
+    p95, cpu = conclusion.findings
+    cpu = replace(cpu, state="open", blocks=0)
+    text = printed(account(replace(conclusion, findings=(p95, cpu))))
+    assert "not measured" in text
+    assert "ndecided" not in text
+
+
 def test_what_was_asked_for_and_not_measured_is_the_headline():
     blocks = [{"p95": (1.0, 1.0)}] * 12
     asked = account(judge_fixed([Gate(metric="p95", margin=0.05), Gate(metric="gpu", margin=0.02)], blocks))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batchtune.target.telemetry import ServerActivity
@@ -43,6 +45,13 @@ def test_batches_that_share_the_device_with_others_do_not_slow_the_pace():
     assert pace.batch_s(4) == pytest.approx(0.7)
     pace = pace_of([calibration(1, {16: 0.55, 64: 1.04}), calibration(2, {5: 2.9, 63: 4.1})], asked)
     assert dict(pace.batch_s_by_rows) == {5: 0.55, 16: 0.55, 63: 1.04, 64: 1.04}
+
+
+def test_a_slow_server_that_counts_no_batches_has_the_pace_at_which_its_rows_are_answered():
+    asked = scenario_of()
+    trial = planted(1, throughput=100, p95_s=0.4, batching={"max_batch_size": 32}, source="calibration")
+    trial = replace(trial, request=replace(trial.request, concurrency=8))
+    assert pace_of([trial], asked).batch_s(8) == pytest.approx(0.08)
 
 
 def test_times_that_the_scenario_sets_stay():

@@ -95,16 +95,17 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
     latencies = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in plan.latency_s.items())
     label = " (extrapolated)" if plan.extrapolated else ""
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
-    tables.print_text(
-        f"{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}{label}",
-        bold=True,
-    )
+    doubt = "" if twin.reliable else "The simulator is too inaccurate to rely on for this server; it says: "
+    said = f"{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}{label}"
+    tables.print_text(f"{doubt}{said}", bold=True)
     replicas = plan.replicas
     spread = "" if replicas.low == replicas.high else f" ({replicas.low:,.0f} to {replicas.high:,.0f})"
     lines = [
         (
             f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough in 95 % of the simulator's "
             f"fits to the trials{spread}. Its own error (see Accuracy) is not included."
+            if twin.reliable
+            else f"Confidence: none{spread}, since the simulator is too inaccurate (see Accuracy)."
         ),
         f"Configuration of each replica: {configuration.label()}.",
         (

@@ -382,7 +382,9 @@ class Replicas:
         enough = _enough(needed)
         advised = enough if self._failing is None else self._failing.fleet(enough)
         expected = self.predict(rate_rps, advised)
-        saturation = self._twin.saturation_rps(self._batcher, self._traffic)
+        share = estimate_of(shares)
+        # What runs held, or most readings allow, may be more than what saturates the best reading.
+        saturation = max(self._twin.saturation_rps(self._batcher, self._traffic), share.value)
         return ReplicaPlan(
             rate_rps=rate_rps,
             limits=self._limits,
@@ -390,7 +392,7 @@ class Replicas:
             routing=self._routing,
             replicas=estimate_of(needed),
             advised=advised,
-            per_replica_rps=estimate_of(shares),
+            per_replica_rps=share,
             saturation_rps=saturation,
             by_saturation_alone=int(_replicas(rate_rps, np.array([NEAR_SATURATION * saturation]))[0]),
             latency_s={name: expected.latency(name) for name in expected.latency_s},

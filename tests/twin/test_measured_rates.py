@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from batchtune.batching.parameters import Configuration
+from batchtune.report.twin_text import print_plan
 from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, highest_rates
 from batchtune.twin.simulator.simulate import Routing
 from batchtune.twin.twin import Twin
@@ -97,3 +102,23 @@ def test_the_ends_of_a_bracket_clip(twin: Twin) -> None:
     measured = MeasuredRates(held_rps=10.0, missed_rps=20.0)
     assert measured.clipped(np.array([5.0, 15.0, 25.0])).tolist() == [10.0, 15.0, 20.0]
     assert MeasuredRates(held_rps=10.0, missed_rps=None).clipped(np.array([5.0, 1e9])).tolist() == [10.0, 1e9]
+
+
+def test_where_the_readings_disagree_the_capacity_is_not_above_the_saturation(twin: Twin) -> None:
+    torn = replace(twin, best_fit=twin.best_fit.slower(1.5))
+    plan = planned(torn, 40.0 * highest(torn), None)
+    assert plan.per_replica_rps.value <= plan.saturation_rps
+
+
+@pytest.mark.parametrize(
+    ("mape", "first"), [(1.99, "The simulator is too inaccurate to rely on"), (0.05, "6 replicas for 5")]
+)
+def test_a_plan_of_an_inaccurate_twin_begins_by_saying_so(
+    twin: Twin, mape: float, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = replace(twin, error=replace(twin.error, mape=mape, left_out=12))
+    plan = planned(judged, 4.5 * highest(judged), None)
+    print_plan(plan, judged, configuration=Configuration(batching=None), run=Path("results/fake"))
+    said = capsys.readouterr().out
+    assert said.startswith(first)
+    assert ("95 % of the simulator's" in said) is judged.reliable

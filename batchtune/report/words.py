@@ -426,14 +426,14 @@ def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
     if not math.isfinite(promise.worst_s):
         worst = "in the worst run too many requests had no good answer"
     further = ""
-    if chosen.interval == "prediction":
+    if chosen.interval == "prediction" and promise.name != "errors":
         further = f"; 95 % of further runs: {_duration_span(chosen.latency_s.get(promise.name))}"
     if promise.name == "goodput" and math.isfinite(promise.worst_s):
         may, did = percentage(promise.limit_s), percentage(promise.worst_s)
         return f"{head} {met} ({worst}; {did} of the requests missed a limit, {may} may)."
     if promise.kept < promise.runs:
         return f"{head} {met} ({worst}{further})."
-    if not chosen.latency_s[promise.name].high <= promise.limit_s:
+    if promise.name != "errors" and not chosen.latency_s[promise.name].high <= promise.limit_s:
         return f"{head} {met} ({worst}{further}); a further run may miss it."
     return f"{head} {met} ({worst}, {percentage(promise.spare_ratio)} to spare{further})."
 
@@ -454,7 +454,7 @@ def _duration_span(estimate: Estimate | None) -> str:
 def why_sentence(chosen: Recommendation) -> str:
     """State whether batching helps, and why; with limits on streamed tokens, which limit is nearest."""
     if any(promise.name.startswith(("ttft", "itl")) for promise in chosen.promises):
-        return _streams_sentence(chosen.promises)
+        return _streams_sentence([promise for promise in chosen.promises if promise.name != "errors"])
     no_batch_pays = chosen.batching_helps == "no" and chosen.cannot_pay is not None
     reason = chosen.cannot_pay if no_batch_pays and chosen.cannot_pay else chosen.reason
     return f"{labels('helps')[chosen.batching_helps]}: {text_of(reason)}."

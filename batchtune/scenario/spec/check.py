@@ -15,7 +15,8 @@ from batchtune.units import percentage, rounded_duration
 def limit_words(name: str, limit: float) -> str:
     """Write a limit of an SLO as text, such as `p95 ≤ 20 ms` or `goodput ≥ 95 %`.
 
-    `limit`: seconds for a latency; for goodput the share of requests, 0 to 1, that may miss the limits.
+    `limit`: seconds for a latency; for goodput and errors the share of requests, 0 to 1, that may miss the limits, or
+    fail.
     """
     return f"{name} {'≥' if name == 'goodput' else '≤'} {value_words(name, limit)}"
 
@@ -23,8 +24,11 @@ def limit_words(name: str, limit: float) -> str:
 def value_words(name: str, value: float) -> str:
     """Write a figure that an SLO limits as text, such as `20 ms` or, for goodput, `95 %`.
 
-    `value`: seconds for a latency; for goodput the share of requests, 0 to 1, that misses the limits.
+    `value`: seconds for a latency; for goodput the share of requests, 0 to 1, that misses the limits; for errors the
+    share that fails.
     """
+    if name == "errors":
+        return percentage(value)
     return percentage(1.0 - value) if name == "goodput" else rounded_duration(value)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError
+from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, coded
@@ -313,12 +314,15 @@ class _Answer:
             rule=None if self._state.rule is None else self._state.rule.arithmetic(),
             bottleneck=None
             if self._state.of_models
-            else searched_bottleneck(
-                chosen.configuration,
-                measured,
-                tried=(c.configuration for c in contenders),
-                rivals=(c.configuration for c in rivals),
-                scenario=scenario,
+            else self._refusing(
+                searched_bottleneck(
+                    chosen.configuration,
+                    measured,
+                    tried=(c.configuration for c in contenders),
+                    rivals=(c.configuration for c in rivals),
+                    scenario=scenario,
+                ),
+                capacity,
             ),
             search=self._search,
             references=named,
@@ -493,6 +497,21 @@ class _Answer:
         typical = typical_run(contender.configuration, measured, scenario=self._scenario)
         return None if typical is None else typical[0]
 
+    def _refusing(self, usual: Bottleneck | None, capacity: Capacity | None) -> Bottleneck | None:
+        """Return `usual`; where it names no limit, the refusals by which all missed higher rates were missed."""
+        if usual is None or capacity is None or usual.kind not in ("none", "unknown"):
+            return usual
+        higher = (run for run in self._chosen.runs if (run.rate_rps or 0.0) > capacity.held_rps)
+        missed = self._measured(run for run in higher if not run.held and not run.by_client)
+        commonest = {next(iter(run.errors), "") for run in missed}
+        least_ratio = min((run.error_ratio for run in missed), default=0.0)
+        refusals = {"queue_full", "server_error", "thread_pool_exhausted"}
+        if least_ratio <= self._slo.error_ratio or not commonest <= refusals:
+            return usual
+        figures = {"rate_rps": capacity.held_rps, "error_ratio": least_ratio}
+        text = coded("refuses_above", **figures, classes=", ".join(sorted(commonest)))
+        return replace(usual, kind="errors", text=text, advice=coded("errors_advice"))
+
     # Figures.
 
     def _measured(self, runs: Iterable[BracketRun]) -> list[Measurement]:
@@ -508,10 +527,12 @@ class _Answer:
         }
 
     def _promises(self, runs: Sequence[BracketRun]) -> tuple[Promise, ...]:
-        promises = []
-        for name, limit_s in self._state.limits.items():
-            values = sorted(run.latency_s[name] for run in runs if name in run.latency_s)
-            if values:
+        """Each latency limit with the runs against it, then that on errors where it is the nearest."""
+        promises: list[Promise] = []
+        shares = [{**run.latency_s, "errors": run.error_ratio} for run in runs]
+        for name, limit_s in {**self._state.limits, "errors": self._slo.error_ratio}.items():
+            values = sorted(figures[name] for figures in shares if name in figures)
+            if values and limit_s > 0.0 and (name != "errors" or (promises and values[-1] > 0.0)):
                 promises.append(
                     Promise(
                         name=name,
@@ -522,6 +543,9 @@ class _Answer:
                         runs=len(runs),
                     )
                 )
+        nearest = min(promises, key=lambda promise: promise.spare_ratio, default=None)
+        if promises and promises[-1].name == "errors" and promises[-1] is not nearest:
+            promises.pop()
         return tuple(promises)
 
     # What else is to be said.

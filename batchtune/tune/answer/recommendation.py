@@ -164,7 +164,8 @@ class Promise:
     `value_s`, `worst_s`: median and largest of the runs, seconds. `kept`: how many of the `runs` kept the limit. The
     latency of a run that failed is inf.
     Goodput has in place of seconds the share of requests that misses; in JSON `limit_ratio`, `value_ratio` and
-    `worst_ratio`, the share that meets every limit.
+    `worst_ratio`, the share that meets every limit. Errors, listed where they are nearest to their limit, have the
+    share of requests that fail, in JSON under these names too.
     """
 
     name: str
@@ -181,9 +182,10 @@ class Promise:
 
     def to_dict(self) -> dict[str, Any]:
         plain = fields_to_plain(self)
-        if self.name == "goodput":
+        if self.name in ("goodput", "errors"):
             for field_name in ("limit", "value", "worst"):
-                plain[f"{field_name}_ratio"] = to_plain(complement(getattr(self, f"{field_name}_s")))
+                share = getattr(self, f"{field_name}_s")
+                plain[f"{field_name}_ratio"] = to_plain(share if self.name == "errors" else complement(share))
                 del plain[f"{field_name}_s"]
         return {**plain, "spare_ratio": to_plain(self.spare_ratio)}
 
@@ -192,7 +194,10 @@ class Promise:
         """Make a promise from what `to_dict` returns. Raises TypeError as `from_plain`."""
         if "limit_ratio" in values:
             names = ("limit", "value", "worst")
-            values = {**values, **{f"{name}_s": complement(values[f"{name}_ratio"]) for name in names}}
+            shares = {f"{name}_s": values[f"{name}_ratio"] for name in names}
+            if values["name"] != "errors":
+                shares = {name: complement(share) for name, share in shares.items()}
+            values = {**values, **shares}
         return from_plain(cls, values)
 
 

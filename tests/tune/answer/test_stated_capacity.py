@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from batchtune.errors import BatchtuneError, InconclusiveError, MeasurementInvalidError
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.words import confidence_sentence, figures_sentence, promise_sentence
+from batchtune.report.words import (
+    bottleneck_sentence,
+    confidence_sentence,
+    figures_sentence,
+    promise_sentence,
+)
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
@@ -300,3 +305,27 @@ def test_where_the_server_fails_its_requests_no_other_slo_is_advised(kind: str, 
     with pytest.raises(BatchtuneError) as raised:
         recommend(trials, scenario=SCENARIO)
     assert advice in raised.value.hint
+
+
+def test_errors_nearest_to_their_limit_are_the_promise_and_the_bottleneck() -> None:
+    def failing(trial: Trial, ratio: float) -> Trial:
+        assert trial.measurement is not None
+        errors = {"server_error": round(1000 * ratio)}
+        return replace(trial, measurement=replace(trial.measurement, error_ratio=ratio, errors=errors))
+
+    held = [failing(at_rate(number, 100.0, 7.0, source="confirm"), 0.0072) for number in range(1, 6)]
+    missed = [failing(at_rate(number, 110.0 + number, 7.0), 0.03) for number in range(6, 9)]
+    answer = recommend([*held, *missed], scenario=SCENARIO)
+    assert promise_sentence(answer.promises[-1], answer).startswith("errors ≤ 1 %: met in 5 of 5")
+    assert "worst 0.72 %, 28 % to spare" in promise_sentence(answer.promises[-1], answer)
+    assert answer.bottleneck is not None
+    assert bottleneck_sentence(answer.bottleneck).startswith(
+        "the requests that fail; above 100 requests/s the server refuses requests: 3 % or more of them failed"
+    )
+    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+    assert plain["promises"][-1]["limit_ratio"] == 0.01
+    assert Recommendation.from_dict(plain) == answer
+    late = [at_rate(number, 110.0 + number, 90.0) for number in range(6, 9)]
+    by_latency = recommend([*held, *late], scenario=SCENARIO).bottleneck
+    assert by_latency is not None
+    assert by_latency.kind != "errors"

@@ -132,7 +132,7 @@ def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_
     plan = plan_of(declared, model, model_name="m", use=Metrics().stages, options=CPU)
     texts = np.array(["Thé cat, the CAT".encode(), b"thequick " * 100, b""], dtype=object)
     assert plan.pre is not None
-    embedded = plan.pre({"text": texts})["embedded"]
+    embedded = plan.pre({"text": texts}, len(texts))["embedded"]
     assert embedded.shape == (3, 200, 32)
     the, cat = embedded[1, 0], embedded[0, 1]
     np.testing.assert_array_equal(embedded[0, :4], [the, cat, the, cat])
@@ -140,7 +140,7 @@ def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_
     assert embedded[1].any(axis=1).all()  # cut off at 200
     scores = model.runs["serving_default"](plan.for_device({"embedded": embedded}))
     assert plan.post is not None
-    answer = plan.post(scores)
+    answer = plan.post(scores, len(texts))
     assert answer["label"].tolist() == [[b"negative", b"positive"][int(b > a)] for a, b in answer["scores"]]
     assert text_stages.tables.cache_info().currsize == 0  # the copy beside the model has its own
     plan.close()

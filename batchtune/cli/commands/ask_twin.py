@@ -505,9 +505,9 @@ def run_plan(
     promises, run = promised(limits), asked_run(path, results=results)
     choices = asked_values(settings, words=run.scenario().target.words)
     slo = in_place_of(run.scenario(), promises)
+    calibrated = calibrated_run(run, quiet=quiet, slo=slo if slo.limits() else None)
     if not slo.limits():
         raise UsageError("the scenario has no latency limit", hint="give --slo-p95 20ms")
-    calibrated = calibrated_run(run, quiet=quiet, slo=slo)
     scenario = calibrated.scenario
     by_length = calibrated.scenario.target.runs == "bundled"
     configurations = asked_configurations(calibrated.base, choices, by_length=by_length)

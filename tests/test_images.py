@@ -115,6 +115,7 @@ class Container:
         self._config = inspected["Docker"]["config"]
         self._options = [
             "--isolation=chroot",
+            "--no-hosts",  # buildah's own would lie over the pod's every other time
             *(f"--volume={host}:{inside}:ro" for host, inside in [(pod.hosts, "/etc/hosts"), *mounts]),
         ]
         self._started = pod.folder / f"{self._id}.started"

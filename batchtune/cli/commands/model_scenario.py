@@ -36,7 +36,8 @@ from batchtune.target.address import Address, answering_at, attachable, language
 from batchtune.target.choice import placed, target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
-from batchtune.tune.sweep.sweep import pace_of, proposed, usual_budget_s
+from batchtune.tune.sweep.sweep import pace_of, proposed
+from batchtune.tune.trials.pace import usual_budget_s
 from batchtune.units import counted, format_duration, rounded_duration
 from batchtune.wire.signature import Signature, TensorSpec
 

@@ -621,7 +621,7 @@ class CapacitySearch(Search):
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
         share = FRESH_SHARE if fresh else RUN_SHARE
         run_batches_min = 6  # Batches that a run holds whatever its share of the budget: fewer show no queue.
-        return min(wanted, max(share * self.budget_s, run_batches_min * batch_s))
+        return min(wanted, max(share * self.usual_s, run_batches_min * batch_s))
 
     def _cost_s(self, contender: Contender, rate_rps: float, *, fresh: bool = False) -> float:
         drained_s = 3 * self._run_batch_s(contender, rate_rps)

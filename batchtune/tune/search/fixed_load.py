@@ -513,9 +513,9 @@ class FixedLoadSearch(Search):
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
             wanted = max(wanted, load.duration_s) if fresh else min(wanted, load.duration_s)
         run_batches_min = 3
-        longest = max(RUN_SHARE * self.budget_s, run_batches_min * batch_s)
+        longest = max(RUN_SHARE * self.usual_s, run_batches_min * batch_s)
         if fresh:  # so that as many fit into the time to confirm as the leader and its strongest rival need
-            fresh_s = (1.0 - COMPARE_SHARE) * self.budget_s / (PREDICTION_RUNS + FRESH) - self.overhead_s()
+            fresh_s = (1.0 - COMPARE_SHARE) * self.usual_s / (PREDICTION_RUNS + FRESH) - self.overhead_s()
             longest = min(longest, max(fresh_s, run_s, run_batches_min * batch_s))
         return min(wanted, longest)
 

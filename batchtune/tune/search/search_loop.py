@@ -31,7 +31,7 @@ from batchtune.tune.search.contenders import (
 )
 from batchtune.tune.search.curve import Curve, plane_through
 from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
-from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace
+from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace, usual_budget_s
 from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
@@ -286,6 +286,14 @@ class Search(ABC):
         return self.curve.readings()
 
     @property
+    def usual_s(self) -> float:
+        """The time budget, by which runs are as long as they may be; where only trials are budgeted, what a sweep of
+        such a server would get: a stall that is taken for a slow batch would else make confirmation runs of 20 s."""
+        if self.scenario.search.budget.time_s is not None:
+            return self.budget_s
+        return min(self.budget_s, usual_budget_s(self.lone_s if math.isfinite(self.lone_s) else 0.0))
+
+    @property
     def scout_s(self) -> float:
         """Most seconds for scouting: SCOUT_SHARE of the budget, but at least 5.5 s where COMPARE_SHARE of the
         budget allows.
@@ -462,7 +470,7 @@ class Search(ABC):
             return None
         turn_s = self.batch_s(min(contender.rows, clients * self._rows))
         scout_s = 0.7  # at least
-        seconds = min(max(scout_s, 5 * turn_s), max(RUN_SHARE * self.budget_s, 2.5 * turn_s))
+        seconds = min(max(scout_s, 5 * turn_s), max(RUN_SHARE * self.usual_s, 2.5 * turn_s))
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
     def full_loop(self, contender: Contender) -> TrialRequest | None:
@@ -548,7 +556,7 @@ class Search(ABC):
     def _patient_clients(self) -> int:
         """Return how many clients are answered one after another while a run lasts, by the latency of a lone request;
         2 at least, and where it is not known."""
-        patient_s = max(RUN_SHARE * self.budget_s, 1.0)
+        patient_s = max(RUN_SHARE * self.usual_s, 1.0)
         return int(max(patient_s / self.lone_s, 2)) if self.lone_s > 0.0 else 2
 
     def unbatched(self) -> Contender:

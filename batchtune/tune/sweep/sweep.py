@@ -18,13 +18,12 @@ from batchtune.measure.slo import primary_limit
 from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan
 from batchtune.tune.loader import Target
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace
+from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace, usual_budget_s
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     FinishedTrial,
@@ -299,15 +298,6 @@ class _Sweep:
             seconds_by_phase=dict(self._phase_s),
             trials_by_phase=dict(Counter(phase_of(trial.source) for trial in self._trials)),
         )
-
-
-def usual_budget_s(batch_s: float) -> float:
-    """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds of one
-    batch."""
-    # Lone requests that a sweep may last, at least, where there is no budget: some forty runs of some
-    # batches.
-    sure_batches = 600
-    return min(max(DEFAULT_TIME_BUDGET_S, sure_batches * batch_s), TIME_BUDGET_MAX_S)
 
 
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:

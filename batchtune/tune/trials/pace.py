@@ -14,6 +14,7 @@ from typing import Final
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.trials.trial import Trial
 
 # Throughput measured from the end of one batch to the end of another is exact with any number of them; 4 or 5 leave
@@ -189,6 +190,15 @@ def times_of(
     return RunTimes(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )
+
+
+def usual_budget_s(batch_s: float) -> float:
+    """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds of one
+    batch."""
+    # Lone requests that a sweep may last, at least, where there is no budget: some forty runs of some
+    # batches.
+    sure_batches = 600
+    return min(max(DEFAULT_TIME_BUDGET_S, sure_batches * batch_s), TIME_BUDGET_MAX_S)
 
 
 def _most_s(scenario: Scenario) -> float:

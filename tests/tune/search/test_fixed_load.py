@@ -251,3 +251,19 @@ def test_a_second_thread_is_tried_before_the_sizes_that_the_curve_can_tell() -> 
     assert (
         max(one.num_batch_threads or 1 for one in first if one is not None and one.max_batch_size == 32) == 2
     )
+
+
+def test_in_a_budget_of_trials_a_stalled_scout_makes_no_long_confirmation_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two scouts of 0.4 s that stalled: batches of half a second, and five runs of 40 of them each took two minutes."""
+    asked = scenario_of(
+        load={"arrivals": "closed", "concurrency": 32, "duration": "400ms"}, slo={"p95": "60ms"}
+    )
+    monkeypatch.setattr(FixedLoadSearch, "batch_s", lambda *_: 0.5)
+    clock, target, fleet = simulated_server(device(7.0, 0.11), seed=1, noise=0.02)
+    fresh = [
+        done.trial for done in sweep(asked, target, fleet, now_s=clock) if done.trial.source == "confirm"
+    ]
+    assert fresh
+    assert max(trial.request.duration_s or 0.0 for trial in fresh) < 6.0

@@ -8,7 +8,8 @@ import pytest
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.sweep.sweep import Watcher, sweep, usual_budget_s
+from batchtune.tune.sweep.sweep import Watcher, sweep
+from batchtune.tune.trials.pace import usual_budget_s
 from batchtune.tune.trials.trial import TrialRequest
 from batchtune.twin.simulator.simulate import Device
 from tests.twin.simulated_fleet import simulated_server

@@ -52,20 +52,20 @@ class Capacities:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """Return (held, missed) of a contender's bracket as it is stated, requests/s: the rate held (0: none), and
-        the lowest missed (inf: none is known)."""
+        """Return (held, missed) of a contender's bracket as it is stated, requests/s: the highest rate held (0: none),
+        and the lowest rate missed (inf: none is known)."""
         said = self.capacity(contender)
         if said is None:
             return 0.0, max(self.search.upper(contender), 0.0)
         return said.held_rps, math.inf if said.missed_rps is None else said.missed_rps
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
-        """Return the ratio of the capacities, ours over the other's, with an interval by the ends of both
-        brackets; None: unknown."""
+        """Return the capacity of `ours` divided by that of `other`, with an interval from the ends of both brackets;
+        None: `ours` held no rate, or the ratio may be anything."""
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
-        """Whether a contender has runs that say something about its capacity."""
+        """Whether a contender has any run."""
         return bool(contender.runs)
 
     def keeps(self, contender: Contender) -> bool:
@@ -73,19 +73,19 @@ class Capacities:
         return self.value(contender) > 0.0
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether a rival that ran may hold OPEN times the stated rate of `top`, judged by the rival's
-        bracket."""
+        """Whether a rival that ran may hold more than OPEN times the stated rate of `top`: the upper end of its bracket
+        is above that."""
         if top.bracket.stated_rps:
             return self.search.is_open(rival, top)
         return rival is not top and bool(rival.runs) and self.search.upper(rival) > OPEN * self.value(top)
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """Return (runs, confirmations): the runs that a contender's figures come from, and how many of them
+        """Return (runs, confirmations): the runs from which a contender's figures are computed, and how many of them
         are confirmation runs.
 
-        Confirmation runs that held the stated rate or more, or missed the lowest of these rates or less, or failed;
-        without figures of any, also the runs that held the highest rate, and those that missed it or less; else those
-        that held in closed loops; else the run that missed the SLO by least.
+        The confirmation runs of its stated rate (`Bracket.confirmations`), if one of them has figures. Else these and
+        the first of: runs that held the highest rate, with those that missed this rate or a lower one; closed loops
+        that held the SLO; the run that missed the SLO by least.
         """
         bracket, stated = contender.bracket, self.value(contender)
         fresh = bracket.confirmations(stated)
@@ -112,12 +112,14 @@ class Capacities:
         return replace(said, missed_rps=upper_rps, is_bound=True) if is_closer else said
 
     def is_established(self, contender: Contender) -> bool:
-        """Whether no question would be open if this contender were recommended."""
+        """Whether the answer would be established, without a question of `questions`, if this contender were
+        recommended."""
         rivals = [c for c in self.search.contenders if self.is_open(c, contender)]
         return not self.questions(contender, rivals)
 
     def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
-        """Return why the answer is not established; `rivals`: the contenders that may be better. []: it is."""
+        """Return the reasons why the answer `chosen` is not established; []: it is. `rivals`: the contenders that may
+        be better."""
         bracket = chosen.bracket
         stated = bracket.stated_rps
         if not stated:
@@ -137,7 +139,7 @@ class Capacities:
         return questions
 
     def spread(self) -> float:
-        """Return 0, the spread between runs: brackets, by which capacities are compared, contain it already."""
+        """Return 0 as the spread between runs: the brackets, by which capacities are compared, contain it already."""
         return 0.0
 
 
@@ -174,16 +176,16 @@ class FixedLoads:
         return min(simpler, key=lambda c: c.simplicity, default=top)
 
     def ends(self, contender: Contender) -> tuple[float, float]:
-        """Return (low, high), the interval of a contender's figure: requests/s, or 1 / (p95 in seconds); (0,
-        inf) without runs."""
+        """Return (low, high), the interval of a contender's figure: requests/s, or 1 / (p95 in seconds) with objective
+        latency; (0, inf) without runs."""
         standing = self.search.standing(contender)
         if standing is None:
             return 0.0, math.inf
         return math.exp(standing.low), math.exp(standing.high)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
-        """Return the ratio of the figures, ours over the other's, with an interval by both intervals; None:
-        unknown."""
+        """Return the figure of `ours` divided by that of `other` (above 1: `ours` is better), with an interval from
+        both intervals; None: one of them has no runs."""
         if self.search.standing(other) is None:
             return None
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
@@ -198,8 +200,8 @@ class FixedLoads:
         return standing is not None and standing.keeps
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether a rival that does not miss the SLO may be better: the upper end of its interval is above
-        OPEN times the figure of `top`."""
+        """Whether a rival may be better than `top`: it does not miss the SLO, and the upper end of its interval is
+        above OPEN times the figure of `top`."""
         theirs, ours = self.search.standing(rival), self.search.standing(top)
         return (
             rival is not top
@@ -210,10 +212,11 @@ class FixedLoads:
         )
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
-        """Return (runs, confirmations): the runs that a contender's figures come from, and its number of
+        """Return (runs, confirmations): the runs from which a contender's figures are computed, and its number of
         confirmation runs.
 
-        All under the scenario's own load; once there are FRESH confirmation runs, these only.
+        The runs are those under the scenario's own load; of them the confirmation runs only, once there are FRESH of
+        these.
         """
         runs = self.search.own_runs(contender)
         fresh = [run for run in runs if run.fresh]
@@ -224,7 +227,8 @@ class FixedLoads:
         return None
 
     def questions(self, chosen: Contender, rivals: Sequence[Contender]) -> list[OpenQuestion]:
-        """Return why the answer is not established; `rivals`: the contenders that may be better. []: it is."""
+        """Return the reasons why the answer `chosen` is not established; []: it is. `rivals`: the contenders that may
+        be better."""
         fresh = [run for run in self.search.own_runs(chosen) if run.fresh]
         held = sum(run.held for run in fresh)
         missed = len(fresh) - held
@@ -239,7 +243,7 @@ class FixedLoads:
         return questions
 
     def spread(self) -> float:
-        """Return the standard deviation of a figure's natural log between runs of one configuration."""
+        """Return the standard deviation of the natural log of a figure between runs of one configuration."""
         return self.search.spread()
 
 

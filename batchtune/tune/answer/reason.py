@@ -45,13 +45,13 @@ def explain_gain(
     missed: tuple[str, float, float] | None,
     configuration: Configuration,
 ) -> Coded:
-    """Return a finding that compares the best configuration with batching to no batching: cost of a batch,
-    sizes, gain.
+    """Return a finding that compares the best configuration with batching, `configuration`, to no batching: what a
+    batch costs, why batches close, and how much is gained.
 
-    `batched`: a measurement of that configuration; None: there is none, and `absence`, which says why, is
-    returned. `gain`: ratio of with to without batching; None: unknown. `unbatched_rows_per_s`: of the busy
-    server without batching; NaN: not measured. `missed`: (quantile, its seconds, the limit in seconds) where
-    no batching misses the SLO; else None.
+    `batched`: a measurement of `configuration`; None: there is none, and `absence`, the finding that says why, is
+    returned. `gain`: ratio of the figure with batching to that without; None: unknown. `unbatched_rows_per_s`:
+    throughput of the busy server without batching, rows/s; NaN: not measured. `missed`: (quantile, its seconds, the
+    limit in seconds) of a limit that is missed without batching; None: none is.
     """
     if batched is None:
         return absence
@@ -86,11 +86,11 @@ def _worth(gain: Estimate) -> Coded | None:
 def padding_note(
     runs: Sequence[Trial], configuration: Configuration, trials: Sequence[Trial]
 ) -> tuple[Coded, ...]:
-    """Return the finding on how much padding the length buckets of a configuration save; () where it has
-    none.
+    """Return (finding,) on how much padding the length buckets of a configuration save; () where it has no buckets or
+    padding is not counted.
 
-    The configuration is compared with the fastest of all `trials` without buckets, if possible of those with
-    otherwise equal parameters. Scouts count too: padding depends on the batches only.
+    `runs`: the configuration's own. They are compared with the fastest of all `trials` that batch without buckets, if
+    possible of those with otherwise equal parameters. Scouts count too: padding depends on the batches only.
     """
     per_element = padding_per_element(_servers(runs))
     if per_element is None or LENGTH_BUCKETS not in dict(configuration.flags):
@@ -129,8 +129,8 @@ def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -
 
 
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
-    """Return the error text of the server where every trial with batching failed; None: one worked, or there is
-    none."""
+    """Return the server's error text where every trial with batching failed; None: a trial with batching worked, or
+    none was run."""
     # Share of failed requests from which a trial counts as failed.
     all_fail_ratio = 0.9
     batched = [trial for trial in trials if trial.configuration.batching is not None]
@@ -147,9 +147,12 @@ def failure_with_batching(trials: Sequence[Trial]) -> str | None:
 
 
 def failure_notes(trials: Sequence[Trial], contenders: Contenders) -> Iterator[Coded]:
-    """Yield a finding on the configurations that ran out of memory, on those that failed when they were started or set,
-    and on those that failed under load: the first of them, how often they were tried, what the search left out for it,
-    and the commonest error text. A configuration that never answered a request failed under load too."""
+    """Yield up to three findings on configurations that failed: by running out of memory, by being refused at the
+    start, and under load (which includes those that never answered a request).
+
+    Each names the configuration that failed most often and the number of others, and has the number of failed runs and
+    of all runs of these configurations, what the search no longer tries, and the commonest error text.
+    """
     answered = {
         trial.configuration
         for trial in trials
@@ -225,7 +228,7 @@ def _closings(activity: ServerActivity | None, configuration: Configuration) -> 
 
 
 def closing(reason: str, configuration: Configuration) -> Coded:
-    """Return the finding on why batches close, by the server's name of the reason ("full", "timeout", …)."""
+    """Return the finding on why batches close; `reason`: the server's name of the cause ("full", "timeout", …)."""
     if reason == "timeout" and not configuration.in_force("batch_timeout_micros"):
         return coded("closed_at_once")
     known = reason in ("full", "timeout", "no_room", "closed")
@@ -241,11 +244,12 @@ def _throughput_rps(trial: Trial) -> float:
 
 
 def nearest_first(account: Capacities | FixedLoads) -> dict[Contender, BracketRun]:
-    """Return the configurations that were tried, the nearest to the SLO first, each with its run that missed by least,
-    or where some of its runs met the SLO, the middle one; for a search without an answer.
+    """Return contender -> one of its runs, for a search without an answer; the contender nearest to the SLO comes
+    first.
 
-    Those that met it in a larger share of their runs come first; configurations outside the search space come last,
-    those of them that met the SLO at the end. Scouts of a search under a fixed load count only where nothing else ran.
+    The run is the one that missed the SLO by least; where some runs of the contender met it, the middle one. Contenders
+    that met the SLO in a larger share of their runs come first; those outside the search space come last, of them those
+    that keep the SLO at the very end. Scouts of a search under a fixed load count only where nothing else ran.
     """
     search = account.search
     tried = {c: account.behind(c)[0] for c in search.contenders.all()}
@@ -272,11 +276,11 @@ def nearest_first(account: Capacities | FixedLoads) -> dict[Contender, BracketRu
 
 
 def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoads) -> BatchtuneError:
-    """Make the error of a search without an answer; `account` has observed these trials.
+    """Return the error to raise for a search without an answer; `account` has observed `trials`.
 
-    TargetError: all trials failed. NoFeasibleConfigurationError: what was tried misses the SLO.
-    InconclusiveError: too little was tried for that conclusion. MeasurementInvalidError: the client limited
-    every load of all models, or every run that missed.
+    TargetError: all trials failed. NoFeasibleConfigurationError: every configuration measured misses the SLO.
+    InconclusiveError: too little was measured to say so. MeasurementInvalidError: the client limited every load of all
+    models, or every run at a rate that missed.
     """
     if trials and all(trial.state == "failed" for trial in trials):
         why = explain_failure([trial for trial in trials if trial.error_texts])

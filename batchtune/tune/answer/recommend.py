@@ -58,11 +58,11 @@ WIDE_SIZES = 4
 
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
-    """Return the finding that batching cannot pay, since a batch of b rows takes b times as long as a batch
-    of 1 row.
+    """Return the finding that batching cannot pay, since the time of a batch grows in proportion to its rows; None:
+    larger batches have more rows/s, or too few sizes were measured.
 
-    By the server's counters in the trials with the fewest batch threads, whose batches disturb each other
-    least. None: larger batches have more rows/s, or too few sizes were measured.
+    The times are the server's counters, from the trials with the fewest batch threads, whose batches disturb each other
+    least.
     """
     times = _execution_times(trials)
     if len(times) < 2 or max(times) < WIDE_SIZES * min(times):
@@ -103,12 +103,11 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
 def trades(
     configuration: Configuration, figures: Mapping[str, float], others: Sequence[Compared], *, spread: float
 ) -> tuple[Alternative, ...]:
-    """Return those of `others` that have more throughput for a higher p95, or less for a lower one, the least
-    p95 first.
+    """Return those of `others` that have more throughput at a higher p95 than the recommended `configuration`, or less
+    throughput at a lower p95; the lowest p95 first.
 
-    Only differences beyond noise count, and only the Pareto front is returned. `figures`: `throughput_rps`
-    and `p95_s` of the recommended `configuration`. `spread`: standard deviation of a figure's natural log
-    between runs.
+    Only differences beyond noise count, and only the Pareto front is returned. `figures`: `throughput_rps` and `p95_s`
+    of `configuration`. `spread`: standard deviation of the natural log of a figure between runs.
     """
     trading = []
     trade = 0.05  # An alternative has this much more throughput, or this much less p95.
@@ -160,15 +159,15 @@ def recommend(
     slo: SloSpec | None = None,
     search: SearchSummary | None = None,
 ) -> Recommendation:
-    """Choose the best of the configurations measured, for `slo` (None: the scenario's).
+    """Choose the best of the configurations measured, by `slo` (None: the scenario's).
 
     `search`: the sweep's summary, which is copied into the recommendation.
 
     Raises:
         NoFeasibleConfigurationError: none meets the SLO; the message names the nearest and by how much it misses.
         InconclusiveError: none met the SLO, but too little was tried to say that none does.
-        MeasurementInvalidError: the client limited every load of several models.
-        TargetError: every trial failed, or the server took no parameters.
+        MeasurementInvalidError: the client limited every load of several models, or every run at a rate that missed.
+        TargetError: every trial failed, or the server applied no configuration completely.
     """
     if search is not None and search.stop_reason.code == "nothing_set":
         last = next((trial.failure for trial in reversed(trials) if trial.failure), "")
@@ -185,8 +184,8 @@ def recommend(
 
 
 def compared_with_slo(trials: Sequence[Trial], *, scenario: Scenario) -> tuple[Compared, ...]:
-    """Return the configurations that were tried, the nearest to the SLO first; for a search without a recommendation.
-    Their `gain` is None and their `open` False."""
+    """Return the configurations that were tried, the nearest to the SLO first, for a search without a recommendation.
+    In each, `gain` is None and `open` False."""
     account = _accounts(trials, scenario, scenario.slo)
     return tuple(
         _Answer(account, contender, trials, scenario, scenario.slo, None).compared_with_slo(run)
@@ -200,7 +199,8 @@ def _accounts(trials: Sequence[Trial], scenario: Scenario, slo: SloSpec) -> Capa
 
 
 def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None) -> Search:
-    """Return a search that has observed these trials, judged by `slo` (None: the scenario's), as after a sweep."""
+    """Return a search in the state after a sweep of these trials, whose runs are judged by `slo` (None: the
+    scenario's)."""
     judged_by = scenario if slo is None else scenario.model_copy(update={"slo": slo})
     state = search_of(judged_by, budget_s=math.inf)
     state.observe(
@@ -239,8 +239,8 @@ class _Answer:
         self._state: Search = account.search
 
     def compared_with_slo(self, run: BracketRun) -> Compared:
-        """Return the chosen contender for a comparison with the SLO; `run`: what to show where it has no run under
-        the scenario's load."""
+        """Return the chosen contender compared with the SLO alone (`gain` None); `run`: shown where it has no run that
+        counts."""
         names = {contender: name for name, contender in self._references().items()}
         return replace(self._compared(self._chosen, names.get(self._chosen), otherwise=[run]), gain=None)
 

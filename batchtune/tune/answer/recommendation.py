@@ -49,9 +49,10 @@ Question = Literal["no_run", "unconfirmed", "wide", "rivals", "server_gone"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """Another configuration that keeps the SLO, with more throughput and a higher p95 than the recommended one, or less
-    of both.
+    throughput and a lower p95.
 
-    `throughput_ratio`, `p95_ratio`: over the recommended one. `confirmations`: its confirmation runs.
+    `throughput_ratio`, `p95_ratio`: its figure divided by the recommended one's. `confirmations`: number of its
+    confirmation runs.
     """
 
     configuration: Configuration
@@ -83,19 +84,22 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The capacity of a configuration under an SLO.
+    """The capacity of a configuration under an SLO; all rates are requests/s.
 
-    `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: none was), requests/s.
-    `held`, `missed`: confirmation runs that held `held_rps` or more, and that missed the lowest rate of these, or less,
-    or failed at any rate. `missed_higher`: those that missed a higher rate, and count as neither.
-    `confirmed`: confirmation runs held the rate; else the search did, and less is stated than it held.
+    `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: no rate counts as missed).
+    `held`: number of confirmation runs that held `held_rps` or more. `missed`: number of those that failed, or missed
+    the lowest rate held by one of `held` or a lower rate. `missed_higher`: number of those that missed a higher rate;
+    `missed` leaves them out.
+    `confirmed`: confirmation runs held `held_rps`; else runs of the search did, and `held_rps` is less than they held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
-    `is_bound`: no run missed at `missed_rps` itself; it follows from full batches and from how far runs differ.
-    `crossing_rps`: for streams, the rate between the two at which latencies cross the nearest limit; None: unknown.
+    `is_bound`: no run missed at `missed_rps` itself; the rate follows from full batches and from how far runs differ.
+    `crossing_rps`: for streams, the rate between `held_rps` and `missed_rps` at which a latency first reaches its
+    limit; None: unknown.
     `doubtful_rps`: where no rate counts as missed, the lowest above `held_rps` that a run missed; None: no run did.
-    `search_rps`: the highest rate that runs held, of which `held_rps` is a share; None: as it is no share.
-    `disputed_rps`: the lowest rate missed, of which `held_rps` is a share where none was held more often than missed;
-    None: one was. `is_disputed_end`: a run held `missed_rps`, against others.
+    `search_rps`: the highest rate that runs held, if `held_rps` is a share of it; else None.
+    `disputed_rps`: the lowest rate missed, if `held_rps` is a share of it, because no rate was held more often than
+    missed; else None.
+    `is_disputed_end`: a run held `missed_rps`, although others missed it.
     """
 
     held_rps: float
@@ -114,7 +118,8 @@ class Capacity:
 
     @property
     def is_share(self) -> bool:
-        """Whether `held_rps` is a share of a rate, at which itself no run may have been."""
+        """Whether `held_rps` was computed as a share of another rate, so that no run need have had `held_rps`
+        itself."""
         return self.by_loops or self.search_rps is not None or self.disputed_rps is not None
 
     @property
@@ -129,10 +134,10 @@ class Compared:
 
     `names`: the sources that proposed it ("present", "no_batching", "defaults", "rule", "guide", …).
     `throughput_rps`, `latency_s` (quantile name -> seconds): median and range over `runs` runs, `fresh` of them
-    confirmation runs; with objective capacity those at the rate held. `behind`: the numbers of their trials.
+    confirmation runs; with objective capacity, runs at the rate held. `behind`: numbers of the trials of these runs.
     `keeps`: it keeps the SLO. `open`: it may be better than the recommended one. `outside`: the space that the user
     wrote excludes it. `capacity`: None with another objective.
-    `gain`: the recommended configuration over this one, a ratio of brackets; `high` inf: this one held no rate.
+    `gain`: the recommended configuration's figure divided by this one's; `high` inf: this one held no rate.
     """
 
     names: tuple[str, ...]
@@ -159,13 +164,13 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A latency limit of the SLO, and the recommended configuration's runs against it.
+    """A limit of the SLO, and the recommended configuration's runs against it.
 
-    `value_s`, `worst_s`: median and largest of the runs, seconds. `kept`: how many of the `runs` kept the limit. The
-    latency of a run that failed is inf.
-    Goodput has in place of seconds the share of requests that misses; in JSON `limit_ratio`, `value_ratio` and
-    `worst_ratio`, the share that meets every limit. Errors, listed where they are nearest to their limit, have the
-    share of requests that fail, in JSON under these names too.
+    `value_s`, `worst_s`: median and largest latency of the runs, seconds; `worst_s` is inf where a run failed. `kept`:
+    how many of the `runs` kept the limit.
+    Of the limits named goodput and errors (listed only where it is the nearest), the fields in seconds are shares of
+    requests: those that miss a limit, and those that fail. In JSON they are `limit_ratio`, `value_ratio` and
+    `worst_ratio`, for goodput the share that meets every limit.
     """
 
     name: str
@@ -191,7 +196,11 @@ class Promise:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Promise:
-        """Make a promise from what `to_dict` returns. Raises TypeError as `from_plain`."""
+        """Make a promise from what `to_dict` returns.
+
+        Raises:
+            KeyError, TypeError: not a promise.
+        """
         if "limit_ratio" in values:
             names = ("limit", "value", "worst")
             shares = {f"{name}_s": values[f"{name}_ratio"] for name in names}
@@ -203,10 +212,10 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """The best configuration of one of several models when no other was loaded, of `tried` ones.
+    """The best of `tried` configurations of one of several models while no other model was loaded.
 
-    `rate_rps`: the rate that it held, or the stated one. `of_limit`: largest latency over its limit there; None: with
-    objective capacity.
+    `rate_rps`: with objective capacity the highest rate held, else the scenario's rate. `of_limit`: the largest latency
+    divided by its limit at that rate; None with objective capacity.
     """
 
     configuration: Configuration
@@ -217,8 +226,9 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResult:
-    """The rate of one of several models while the others are loaded too: stated, and reached with the recommended
-    configuration. `alone` None: it was not searched by itself."""
+    """The rate of one of several models while the others are loaded too, requests/s: `stated_rps` in the scenario,
+    `rate_rps` with the recommended configuration. `alone`: its result by itself; None: it was not searched by
+    itself."""
 
     name: str
     stated_rps: float
@@ -231,10 +241,10 @@ class OpenQuestion:
     """A reason why an answer is not established, by its `code`.
 
     `no_run`: no run at one rate held, only closed loops did.
-    `unconfirmed`: `held` confirmation runs held and `missed` missed, which is not enough.
+    `unconfirmed`: `held` confirmation runs held the stated rate and `missed` missed it, which is not enough.
     `wide`: the rate missed is `high` times the stated one (None: no rate was missed).
-    `rivals`: the configurations `labels` may be better by more than a tenth, the first up to `high` times (None:
-    without bound).
+    `rivals`: the configurations `labels` may be better by a factor of more than OPEN, the first up to `high` times
+    (None: without bound).
     `server_gone`: the server ended during the sweep.
     """
 
@@ -247,30 +257,33 @@ class OpenQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer. In JSON every field has its own name, estimates are `{value, low, high}`.
+    """The answer of a sweep. In JSON every field has its own name, estimates are `{value, low, high}`.
 
     `configuration`, `names`, `objective`: what to deploy, the sources that proposed it, and by what it is the best.
     `throughput_rps`, `throughput_rows_per_s`, `latency_s` (quantile name -> seconds): median with an interval over
-    `runs` runs, `confirmations` of them confirmation runs; `behind`: the numbers of their trials. `interval`: "range"
-    of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
-    `capacity`: with that objective, else None.
+    `runs` runs, `confirmations` of them confirmation runs; `behind`: numbers of the trials of these runs. `interval`:
+    "range" of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
+    `capacity`: with objective capacity, else None.
     `slo`: quantile name -> limit in seconds, and "errors" -> the share of requests that may fail, "goodput" -> the
-    share that may miss (in JSON `goodput_ratio`, the share that has to meet every limit). `promises`: each latency
+    share that may miss a limit (in JSON `goodput_ratio`, the share that has to meet every limit). `promises`: each
     limit with the runs against it.
     `references`: what runs now ("present"), no batching, the server's defaults, as far as they have figures.
-    `failed_references`: name -> error text of those that failed. `contenders`: all others that have figures.
-    `batching_helps`, `reason`: whether it helps, and why. `batching_gain`: a ratio, the best configuration with
-    batching over none with as many model instances. `cannot_pay`: the finding that no batch can pay; None: not found.
+    `failed_references`: name -> error text of those that failed. `contenders`: all other configurations that have
+    figures.
+    `batching_helps`, `reason`: whether batching helps, and why. `batching_gain`: the best configuration with batching
+    divided by the one without that has as many model instances. `cannot_pay`: the finding that no batch can pay; None:
+    not found.
     `level_with`: the simplest reference that may be as good; None: the answer is better than all.
-    `established`: nothing is open; else `open_questions` says what is. `may_find_more`: neighbours are untried.
+    `established`: `open_questions`, the reasons to doubt the answer, is empty. `may_find_more`: neighbours of the
+    answer are untried.
     `rule`: how the throughput × interval rule computes its batch size. `bottleneck`: what limits these runs.
-    `trials`, `seconds`: of all the sweep. `search`: its summary.
-    `rate_rps`, `concurrency`, `rows_per_request`: the load behind the figures.
+    `trials`, `seconds`: number of the sweep's trials and the time that they took. `search`: the sweep's summary.
+    `rate_rps`, `concurrency`, `rows_per_request`: the load of the runs that the figures come from.
     `alternatives`: configurations that trade throughput against p95. `mean_batch_rows`: None: not counted.
     `caveats`: of the runs. `notes`: what qualifies the answer. `drops`: parameters that the running server has and the
     answer does not, as `name value`. `ignored`: why the server seems to ignore its parameters: "batches" are larger
     than allowed, or "answers" are as many whatever the batch size.
-    `models`: of several models the rate of each. Rates are then the sum over all, shared out in proportion to their
+    `models`: with several models the result of each. Rates are then the sum over all, shared out in proportion to their
     stated rates, and limits and latencies are named `MODEL:p95`.
     """
 
@@ -316,8 +329,8 @@ class Recommendation:
 
     @property
     def capacity_rps(self) -> Estimate | None:
-        """The capacity as an estimate from the rate held to the rate missed (NaN: none was), its value the rate held,
-        for streams the crossing rate; None with another objective."""
+        """The capacity, requests/s: `low` the rate held, `high` the rate missed (NaN: none was), `value` the rate held
+        or, for streams, the crossing rate. None with another objective."""
         if self.capacity is None:
             return None
         held_rps, missed_rps = self.capacity.held_rps, self.capacity.missed_rps
@@ -325,12 +338,12 @@ class Recommendation:
 
     @property
     def of_limit(self) -> Estimate:
-        """Largest ratio latency / limit, with its interval; NaN without limits."""
+        """Largest ratio latency / limit over all limits, with its interval (`tightest`); NaN without limits."""
         return tightest(self.latency_s, self.slo)
 
     @property
     def lost_server(self) -> bool:
-        """Whether the server ended during the sweep, so that nothing should be deployed before it goes on."""
+        """Whether the server ended during the sweep; the user should find out why before deploying anything."""
         return any(question.code == "server_gone" for question in self.open_questions)
 
     @property
@@ -340,7 +353,8 @@ class Recommendation:
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
-        """Name of each reference -> ratio of the recommended configuration to it; None: unknown."""
+        """Name of each reference -> the recommended configuration's figure divided by the reference's; None:
+        unknown."""
         return {reference.name: reference.gain for reference in self.references}
 
     def to_dict(self) -> dict[str, Any]:
@@ -377,8 +391,8 @@ class Recommendation:
 
 
 def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Estimate:
-    """Return the largest ratio latency / limit; value, low and high are each the largest of all latencies
-    with a limit.
+    """Return the largest ratio latency / limit; value, low and high are each the maximum over all latencies that have a
+    limit.
 
     `latency_s`, `slo`: quantile name -> seconds. NaN: no latency has a limit.
     """
@@ -391,8 +405,8 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
 
 
 def range_of(values: Sequence[float]) -> Estimate:
-    """Return the median of these values with their range; with PREDICTION_RUNS or more, with a 95 % prediction
-    interval for a further run. NaN values are left out; all NaN without others.
+    """Return the median of `values` with their range; from PREDICTION_RUNS values on, with a 95 % prediction interval
+    for a further run. NaN values are left out; all three are NaN if no value remains.
 
     Interval: exp(mean ± t(n-1) · s · sqrt(1 + 1/n)) of the natural logs, widened to contain the median.
     """
@@ -431,7 +445,7 @@ def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:
 def capacity_of(
     configuration: Configuration, trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None = None
 ) -> Capacity | None:
-    """Compute the capacity of a configuration from all of its trials, for `slo` (None: the scenario's).
+    """Compute the capacity of a configuration from all of its trials, judged by `slo` (None: the scenario's).
 
     None: none of its runs held or missed a rate.
     """
@@ -447,9 +461,11 @@ def capacity_of(
 
 
 def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> Capacity | None:
-    """Return the capacity that a bracket states; `held_rps` 0: only misses are known. None: nothing is known.
+    """Return the capacity that a bracket states; its `held_rps` is 0 where only misses are known. None: neither a rate
+    held nor one missed is known.
 
-    `stream_limits_s`: the limits on streams by name, for `crossing_rps`; {} for whole answers.
+    `stream_limits_s`: name -> limit in seconds on the latencies of streams, for `crossing_rps`; {} where answers are
+    not streamed.
     """
     held_rps, missed_rps = bracket.stated_rps, bracket.stated_missed_rps
     by_loops = not held_rps and bracket.loop_rps > 0.0

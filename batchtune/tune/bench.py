@@ -60,7 +60,7 @@ SEED_STRIDE = 1_000_003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A trial that is to be run: its number, what it shall measure, the seed of its load.
+    """A trial that is to be run: its number, what it is to measure, the seed of its load.
 
     `pace`: what is known of the server's speed, by which the load's times are chosen; None: the scenario's times.
     """
@@ -72,7 +72,8 @@ class Plan:
 
 
 class TrialBench(Protocol):
-    """Anything that can run a planned trial: a server under load, a table of recorded trials, a simulator."""
+    """A protocol: what can run a planned trial, such as a server under load, a table of recorded trials, a
+    simulator."""
 
     def run(self, plan: Plan) -> FinishedTrial: ...
 
@@ -89,8 +90,9 @@ class Bench:
 
     `fleet`: sends the load; with several models, model name -> its fleet.
     `on_live`: called a few times a second, one call at a time, with the plan of the trial in flight and its live
-    counts; with several models with the part of one of them. `now_s`: a monotonic clock, in seconds.
-    `sleep`, `guard`, `client_max_rps`: as in `Loader`.
+    counts; with several models, with the plan and counts of one model at a time. `now_s`: a monotonic clock, in
+    seconds.
+    `sleep`, `guard`, `client_max_rps`: passed to `Loader`.
     """
 
     def __init__(
@@ -129,9 +131,9 @@ class Bench:
             self._models = {"": model(scenario, target, fleet)}
 
     def run(self, plan: Plan) -> FinishedTrial:
-        """Run a trial; where the target refuses the parameters, dies or answers nothing, the trial is a failed one.
+        """Run a trial. It is a failed trial where the target refuses the parameters, dies or answers nothing.
 
-        Where somebody else changed the parameters under the load, it is sent again once.
+        Where somebody else changed the parameters during the load, the load is sent again once.
 
         Raises:
             UsageError: the requests do not fit a model; with several models the message names it.
@@ -190,7 +192,7 @@ class Bench:
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
         """Make the job of a trial that lasts `duration_s` seconds without warm-up, for a load generator that runs two
-        jobs in turns (`load.duet`). For servers of one model."""
+        jobs in turns (`load.duet`). Only for servers of one model."""
         return self._models[""].job(plan, duration_s=duration_s)
 
     def _plans(self, plan: Plan) -> dict[str, Plan]:
@@ -408,13 +410,13 @@ class _ModelBench:
         return plan.request.source == "load" and self._together is None
 
     def job(self, plan: Plan, *, duration_s: float) -> LoadJob:
-        """Make the job of a plan that lasts `duration_s` seconds, without warm-up."""
+        """Make the load generators' job for a plan that lasts `duration_s` seconds, without warm-up."""
         arrivals = arrivals_of(self.scenario.load, duration_s=duration_s, seed=plan.seed)
         timeout_s = self._times(plan).timeout_s
         return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
 
     def constraints(self, measurement: Measurement) -> dict[str, float]:
-        """Return by how much this model's limits are exceeded, as `violations` does."""
+        """Return limit name -> by how much the measurement exceeds it (`violations`), for this model's limits."""
         slo = self.scenario.slo
         latency_s = {name: estimate.value for name, estimate in measurement.latency_s.items()}
         return violations(
@@ -601,7 +603,7 @@ class _Together:
         self.server: ServerActivity | None = None
 
     def prepare(self, loads: int, *, ends_all: bool) -> None:
-        """Make ready for this many loads; `ends_all`: all end when one of them ends early."""
+        """Make ready for `loads` loads; `ends_all`: when one of them ends early, all end."""
         self._cpus: Collection[int] | None = None
         self._first = threading.Barrier(loads, self._begin)
         self._last = threading.Barrier(loads, self._end)
@@ -622,14 +624,14 @@ class _Together:
         return self._noise
 
     def abort(self) -> None:
-        """End the loads that run, and let those that wait to begin raise `_NotLoadedError`."""
+        """End the loads that run; those that wait to begin raise `_NotLoadedError`."""
         self._stop.set()
         self._first.abort()
         self._last.abort()
 
     def ends(self, should_stop: Callable[[LiveAggregate], bool] | None) -> Callable[[LiveAggregate], bool]:
-        """Return a function of the live counts: True when the load should stop by itself (`should_stop`) or since
-        another ended."""
+        """Return a function of a load's live counts that is True when the load is to stop: `should_stop` says so, or
+        another load has ended early or failed."""
 
         def stops(live: LiveAggregate) -> bool:
             if should_stop is not None and should_stop(live):
@@ -680,11 +682,11 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
 
 
 class Nodes(Protocol):
-    """Anything that can run several trials at once, one on each node."""
+    """A protocol: what can run several trials at once, one on each node."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the nodes that still work; empty: there is one server, without a name."""
+        """Names of the nodes that still work; empty: there is one server, which has no name."""
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
         """Run these trials, each on the next node that is free, and yield each as it ends, with `node` set.

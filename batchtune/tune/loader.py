@@ -36,7 +36,7 @@ PATIENCE = 10.0
 
 
 class Served(Protocol):
-    """One model on a running server: where it is reached, its counters and signatures.
+    """A protocol: one model on a running server, with the address, counters and signatures of the model.
 
     `in_force`: the configuration that the server runs with; None: unknown.
     """
@@ -53,10 +53,10 @@ class Served(Protocol):
 
 
 class Target(Served, Protocol):
-    """A running server whose batching parameters and flags can be changed.
+    """A protocol: a running server whose batching parameters and flags can be changed.
 
-    `apply` raises TargetError or BatchingParametersError where the server refuses them. `alive`: whether it still runs.
-    `log_tail`: the last lines of its log.
+    `apply` raises TargetError or BatchingParametersError where the server refuses them. `alive`: whether the server
+    still runs. `log_tail`: the last lines of its log.
     """
 
     def apply(self, configuration: Configuration) -> ApplyRecord: ...
@@ -67,10 +67,10 @@ class Target(Served, Protocol):
 
 
 class Guard(Protocol):
-    """Watches the host during a load, as HostGuard does: `begin` is called before it, `end` after it.
+    """A protocol: watches the host during a load. `begin` is called before it; `end` after it, and returns the noise.
 
-    `cpus`: the CPUs to watch; None: those of this process. `server_cpu_s`, `client_cpu_s`: CPU seconds that server and
-    client used meanwhile; None: unknown, so that what other programs used is unknown too.
+    `cpus`: numbers of the CPUs to watch; None: those of this process. `server_cpu_s`, `client_cpu_s`: CPU seconds that
+    server and client used during the load; `server_cpu_s` None: unknown, and with it what other programs used.
     """
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None: ...
@@ -83,16 +83,16 @@ class LoadRun:
     """What to send in one load, and which part of it counts.
 
     `arrivals`: when requests are sent, warm-up included.
-    `warm_up_s`: requests due in this time from the start do not count.
+    `warm_up_s`: requests due in the first so many seconds do not count.
     `whole`: every request counts, from the start to the last answer, whatever `warm_up_s` is.
     `overdue_after_s`: live counts call an answer late after this time; None: after the request's timeout.
     `should_stop`: called with the live counts; True ends the load early. None: never.
     `timeout_s`: of a request; None: the scenario's.
     `batch_s`: how long a batch is expected to take; 0: unknown.
-    `short`: a run of the search that cuts the warm-up of the scenario by itself.
-    `patient`: at the end answers are waited for up to the timeout; else up to PATIENCE times the largest limit.
-    `kept_if_interrupted`: Ctrl-C ends the load early, and what was measured has the caveat `cut_short`, where that is
-    long enough; else LoadInterrupted passes through.
+    `short`: a run of the search, for which the scenario's warm-up is cut by intent.
+    `patient`: at the end, answers are waited for up to the timeout; else up to PATIENCE times the largest limit.
+    `kept_if_interrupted`: Ctrl-C ends the load early, and what was measured so far is returned with the caveat
+    `cut_short`, if it is long enough; else LoadInterrupted passes through.
     """
 
     arrivals: Arrivals
@@ -111,7 +111,8 @@ class LoadRun:
 class Figures:
     """The result of one load: every request, the window of time that counts, and the figures of that window.
 
-    `waited`: at the end answers were waited for up to the request's timeout, not only PATIENCE times a limit.
+    `waited`: at the end, answers were waited for up to the request's timeout; False: up to PATIENCE times the largest
+    limit.
     """
 
     samples: Samples
@@ -123,10 +124,10 @@ class Figures:
 class Loader:
     """Sends loads of the scenario's requests, which are encoded once, and measures each.
 
-    `guard`: watches this host during each load, so that the measurement has a caveat where it was noisy. It is not
-    used where the load comes from a fleet on other hosts. None: the host is not watched.
-    `client_max_rps`: measures the highest rate at which the client can send these requests, so that a measurement
-    near that rate has a caveat. `sleep`: waits while the server works off its queue; replaced in tests.
+    `guard`: watches this host during each load, so that the measurement has a caveat where the host was noisy; unused
+    where the load comes from a fleet on other hosts. None: the host is not watched.
+    `client_max_rps`: measures the highest rate at which the client can send these requests, so that a measurement near
+    that rate has a caveat. `sleep`: waits while the server works off its queue; replaced in tests.
     """
 
     def __init__(
@@ -156,8 +157,8 @@ class Loader:
     def run(self, load: LoadRun, *, on_live: Callable[[LiveAggregate], None]) -> Figures:
         """Send one load and measure it; `on_live` is called with the live counts a few times a second.
 
-        The load is sent again by the remaining workers where a worker of a fleet was lost meanwhile, and
-        again where a worker was too slow (`_may_repeat`).
+        The load is sent again by the remaining workers where a worker of a fleet was lost during the load, or was too
+        slow (`_may_repeat`).
 
         Raises:
             TargetError: the server died or cannot be reached.
@@ -183,7 +184,7 @@ class Loader:
             self._settle(load, None)
 
     def answers_one(self, limit_s: float) -> bool:
-        """Send one request alone, and return whether it gets an answer, be it an error, within `limit_s` seconds."""
+        """Send one request alone; return whether it gets an answer within `limit_s` seconds, an error counts too."""
         lone = ClosedLoop(concurrency=1, duration_s=limit_s, requests_max=1)
         load = LoadRun(arrivals=lone, warm_up_s=0.0, timeout_s=limit_s, patient=True)
         return not self._fleet.run(self.job(load)).unanswered.all()
@@ -332,7 +333,8 @@ class Loader:
         return (caveat("batched_twice", inside=inside),)
 
     def job(self, load: LoadRun) -> LoadJob:
-        """Make the job for the load generators: where to send which requests when, and how long to wait for them."""
+        """Make the job for the load generators: which requests to send where and when, and how long to wait for
+        answers."""
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
         limit_s = None if load.patient else slo.patience_s(streams=request.protocol == "openai")
@@ -447,7 +449,8 @@ def _longest_batch_s(moved: ServerActivity) -> float:
 
 
 def loaded_cpus(scenario: Scenario) -> frozenset[int]:
-    """Return the numbers of the CPUs that the server or the client may run on: those of the scenario, else all."""
+    """Return the numbers of the CPUs that the server or the client may run on: those in the scenario; all, where it
+    names none for one of them."""
     anywhere = schedulable_cpus()
     server, client = scenario.target.cpus, scenario.load.cpus
     return frozenset(anywhere if server is None else server) | (

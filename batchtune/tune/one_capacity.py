@@ -39,11 +39,12 @@ def find_capacity(
     pace: Pace,
     now_s: Callable[[], float],
 ) -> tuple[Bracket, Figures]:
-    """Search the highest rate that the configuration of `plain` holds; `plain` itself names no rate and no clients.
+    """Search the highest rate that the configuration of `plain` holds; `plain` is a request without a rate and clients.
 
-    `load(request, number)` runs one load and returns its figures; `number` counts the loads from 0. An exception that
-    it raises ends the search and passes through. Returns the bracket of all loads, and the figures at the highest rate
-    held, else at the lowest tried.
+    `load(request, number)` runs one load and returns its figures; `number` counts the loads from 0. An exception of
+    `load` ends the search and passes through. Returns the bracket of all loads, and the figures of the load at the
+    highest rate held, or at the lowest rate tried where none was held. `pace`: the server's speed, for the length of
+    loads. `now_s`: a monotonic clock, seconds.
     """
     configuration = plain.configuration
     search_s = search_seconds(scenario, configuration, pace)
@@ -72,9 +73,10 @@ def search_seconds(scenario: Scenario, configuration: Configuration, pace: Pace)
 
 
 def probed_rate(bracket: Bracket, limits: Mapping[str, float], *, streams: bool = False) -> float | None:
-    """Choose the next rate to try, requests/s; None: the bracket is closed, or no rate tried was held.
+    """Choose the next rate to try, requests/s; None: the bracket is closed, or even the lowest rate worth trying was
+    missed.
 
-    `limits`: quantile name -> the latency limit in seconds. `streams`: as for `next_rate`.
+    `limits`: quantile name -> the latency limit in seconds. `streams`: the server batches continuously (`next_rate`).
     """
     # Of what the closed loop answers, the first rate.
     first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0

@@ -44,8 +44,8 @@ class VariantFigures:
 
     `rows_per_request`, `mean_batch_rows`, `error_ratio`, `device_busy_ratio`: means over the runs. The last is the
     share of the time in which the device part of the model ran; None: the server does not count it.
-    `runs`, `noisy`: runs that count, and those of them that the host disturbed in spite of all repeats.
-    `requests`, `wall_s`: the fixed number of requests, and the seconds that it took; None: runs were bounded by time.
+    `runs`: number of runs that count. `noisy`: how many of these the host disturbed in spite of all repeats.
+    `requests`, `wall_s`: the fixed number of requests, and the seconds that they took; None: runs were bounded by time.
     `latency_s`: quantile name -> seconds.
     `caveats`: those that most runs have. `failure`: why the last attempt failed; None: it did not.
     `padding_per_element`: elements added to fill up shorter inputs, per element sent; None: all inputs have one length.
@@ -77,12 +77,12 @@ class VariantFigures:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the host disturbed every run of the variant that counts."""
+        """Whether the host disturbed all runs of the variant that count."""
         return 0 < self.runs == self.noisy
 
 
 def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
-    """Compute the figures of one variant from `trials`, which may hold those of other variants and failed ones too."""
+    """Compute the figures of one variant from `trials`; those of other variants and failed ones are ignored."""
     runs = runs_of(trials, variant.name)
     counted = list(runs.values())
     measured = [trial.measurement for trial in counted if trial.measurement is not None]
@@ -119,7 +119,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
-    """Return block number -> the trial that counts: the last complete attempt of the variant `name` in that block."""
+    """Return block number -> the run that counts: the last complete trial of the variant `name` in that block."""
     return {
         trial.block: trial
         for trial in parts_of(trials)
@@ -131,7 +131,7 @@ def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
 
 
 def noise_repeats(trials: Sequence[Trial]) -> int:
-    """Count the trials that repeat another one because noise of the host had disturbed it."""
+    """Count the trials that repeat an earlier one which noise of the host had disturbed."""
     return sum(
         (before.reason, before.block) == (after.reason, after.block)
         and before.state == "complete"
@@ -171,8 +171,8 @@ def latency_of(quantile: str) -> Callable[[Trial], float]:
 
 
 def shown_latencies(trials: Iterable[Trial]) -> tuple[str, ...]:
-    """Return the names of the latencies to compare: SHOWN, before them those of first tokens and gaps where answers
-    were streamed."""
+    """Return the names of the latencies to compare, SHOWN; where answers were streamed, those of first tokens and gaps
+    before them."""
     names = {
         name for trial in trials if trial.measurement is not None for name in trial.measurement.latency_s
     }
@@ -208,9 +208,9 @@ REPEATS_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One of the compared scenarios, under a name that is the `reason` of its trials.
+    """One of the compared scenarios; `name` is also the `reason` of its trials.
 
-    `model`: with several models in the server, the one whose part this is; "": all of the variant.
+    `model`: with several models in the server, the model of which this is the part; "": the whole variant.
     """
 
     name: str
@@ -224,16 +224,16 @@ class Variant:
 
     @property
     def server_key(self) -> str:
-        """Text that is equal for variants which one launched server can serve: they differ at most in parameters that
-        can be changed while it runs, or by the user's own commands."""
+        """Text that is equal for variants which one launched server can serve, because they differ at most in
+        parameters that can be changed while the server runs, or by the user's own commands."""
         target = self.scenario.target.model_dump_json(exclude={"found"})
         given = () if self.scenario.target.kind == "command" else self.configuration.server_flags.items()
         flags = [item for item in given if item[0] != LENGTH_BUCKETS]
         return f"{target} {flags}"
 
     def arms(self) -> list[Variant]:
-        """Return what is compared of this variant: the variant itself; with several models the part of each
-        model, named `VARIANT/MODEL`, under the model's stated load."""
+        """Return [the variant itself]; with several models, the part of each model, named `VARIANT/MODEL`, under the
+        model's stated load."""
         if not self.scenario.target.models:
             return [self]
         batches = self.configuration.batching is not None
@@ -248,7 +248,8 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The trial that is about to run: its variant, its block and its attempt in it (both from 1), its number."""
+    """The trial that is about to run: its variant, the number of its block, its attempt in this block, its own number;
+    all from 1."""
 
     variant: Variant
     block: int
@@ -257,11 +258,11 @@ class Turn:
 
 
 def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None = None) -> list[Variant]:
-    """Return the variants with the baseline first: the variant called `baseline`, else the first of the file.
+    """Return the variants with the baseline first: the variant called `baseline`; None: the first of the file.
 
     Raises:
-        UsageError: fewer than two, a baseline that is none of them, or variants with different objectives
-            or models.
+        UsageError: fewer than two variants, no variant called `baseline`, or variants with different objectives or
+            models.
     """
     if len(scenarios) < 2:
         known = f"only {next(iter(scenarios))!r}" if scenarios else "none"
@@ -290,7 +291,8 @@ def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None =
 
 
 def paired_arms(before: Variant, after: Variant) -> list[tuple[Variant, Variant]]:
-    """Return the (before, after) pairs to compare: both variants, or with several models their parts of each model."""
+    """Return [(before, after)], the two variants to compare; with several models, one pair of their parts for each
+    model."""
     by_model = {arm.model: arm for arm in after.arms()}
     return [(arm, by_model[arm.model]) for arm in before.arms()]
 
@@ -305,12 +307,13 @@ def compare(
     first_block: int = 1,
     first_number: int = 1,
 ) -> Iterator[FinishedTrial]:
-    """Run `blocks` blocks and yield each trial as it ends, repeats included; of a block the last complete one counts.
+    """Run `blocks` blocks and yield each trial as it ends, repeats included; of a block the last complete trial of each
+    variant counts.
 
     `bench_of`: called with the variant before each trial; may launch a server at the first call.
     `on_turn`: called before each trial. `paces`: variant name -> pace, by which the length of loads is chosen; None:
-    the scenario's times. `first_block`, `first_number`: where counting starts, after blocks that ran before; the orders
-    go on where those ended. Ends early when fewer than two variants still work.
+    the scenario's times. `first_block`, `first_number`: the numbers at which blocks and trials start, after blocks that
+    ran before; the random orders continue those blocks. Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
     repeats_left = int(REPEATS_SHARE * blocks * len(variants))
@@ -352,11 +355,10 @@ def is_noisy(trial: Trial) -> bool:
 
 
 def plan_of(turn: Turn, pace: Pace | None) -> Plan:
-    """Return the trial to run for a turn: its number, configuration and seed, which is equal for all trials
-    of a block.
+    """Return the trial to run for a turn: its number, configuration and seed; all trials of a block have one seed.
 
-    `pace`: what is known of the speed of the variant's server, by which the length of the load is chosen;
-    None: the scenario's length.
+    `pace`: what is known of the speed of the variant's server, by which the length of the load is chosen; None: the
+    scenario's length.
     """
     return Plan(
         number=turn.number,

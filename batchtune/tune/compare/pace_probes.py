@@ -34,8 +34,8 @@ DUET_S: Final = 3.5
 def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: int) -> DuetPlan | None:
     """Plan the duet of a block: two servers loaded in short turns, to compare the CPU time that a request costs.
 
-    `variants`: both; `trials`: their runs, whose latencies say how long turns must be. None: fewer than PAIRS_MIN pairs
-    fit in the time of two runs, nothing was measured, or the objective is capacity.
+    `variants`: the two variants. `trials`: their runs, whose latencies decide how long turns must be. None: the time of
+    two runs is too short for PAIRS_MIN pairs of turns, nothing was measured, or the objective is capacity.
     """
     both_s = sum(variant.scenario.load.duration_s for variant in variants)
     typical_s, late_s = (_latency_s(variants, trials, name) for name in ("p50", "p95"))
@@ -61,10 +61,11 @@ def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: in
 
 
 def request_cost(pairs: Sequence[tuple[float, float]], *, planned: int) -> tuple[float, float] | None:
-    """Compute the CPU seconds that a request costs the first server and the second.
+    """Compute (first, second), the CPU seconds that a request costs each server; None: more than half of the `planned`
+    pairs of turns have no ratio.
 
-    `pairs`: (first, second) of each pair of turns. The first figure is the median; the second is the first times the
-    Hodges-Lehmann estimate of the pairs' ratio. None: more than half of the `planned` pairs have no ratio.
+    `pairs`: (first, second) of each pair of turns, CPU seconds per request. The first result is the median; the second
+    is the first times the Hodges-Lehmann estimate of the pairs' ratio.
     """
     ratios = log_ratios(pairs)
     if 2 * len(ratios) < planned:
@@ -108,7 +109,7 @@ def probed_pace(
     """Measure a server's pace by a lone client and, where batches may be slow or the scenario sends a fixed number of
     requests, by `clients` at once (None: those of the scenario's load, else enough to fill a batch).
 
-    Where nothing is answered, the returned pace is that of an unknown server: the loads that follow report why.
+    Where no request is answered, the returned pace is that of an unknown server: the loads that follow report why.
     """
     clients = (
         clients or scenario.load.concurrency or min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
@@ -135,10 +136,10 @@ def leaves_duration_open(scenario: Scenario) -> bool:
 def probed_paces(
     variants: Sequence[Variant], *, bench_of: Callable[[Variant], TrialBench]
 ) -> dict[str, Pace]:
-    """Measure the pace of each variant's server. Returns variant name -> pace.
+    """Measure the pace of each variant's server; return variant name -> pace.
 
-    Variants that differ only in their name are measured once. With several models none is measured (the pace is that
-    of an unknown server): their loads last as long as the scenario says.
+    Variants that differ only in their name are measured once. A server of several models is not measured: its pace is
+    that of an unknown server, and its loads last as long as the scenario says.
     """
     by_scenario: dict[str, Pace] = {}
     for variant in variants:
@@ -151,15 +152,15 @@ def probed_paces(
 
 
 def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
-    """Compute the seconds that this many blocks take, without repeats; `paces`: variant name -> pace."""
+    """Compute the seconds that `blocks` blocks take, without repeats; `paces`: variant name -> pace."""
     return blocks * sum(run_seconds(variant, paces[variant.name]) for variant in variants)
 
 
 def run_seconds(variant: Variant, pace: Pace) -> float:
     """Compute the seconds that one run of a variant takes; an upper bound where `is_most` returns True.
 
-    A run that searches a capacity may end sooner; one of a fixed number of requests ends at the scenario's
-    duration.
+    A run that searches a capacity may end sooner; a run of a fixed number of requests ends at the scenario's duration
+    at the latest.
     """
     scenario, configuration = variant.scenario, variant.configuration
     if scenario.target.models:

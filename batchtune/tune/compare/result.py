@@ -44,11 +44,12 @@ Helps = Literal[
 class Pair:
     """Two variants compared block by block.
 
-    `metric`: the compared figure. `ratio`: variant over baseline, of that figure; None: no block has both.
-    `outcome`: "different" where the interval of `ratio` leaves out 1; "host-disturbed" where the host disturbed
-    every run of either.
-    `latency_ratios`: quantile name -> ratio. `blocks`: blocks that have both.
-    `model`: with several models, the one whose figures these are; "": there is one.
+    `metric`: the compared figure. `ratio`: the figure of the variant divided by that of the baseline; None: no block
+    has both.
+    `outcome`: "different" where the interval of `ratio` leaves out 1; "host-disturbed" where the host disturbed every
+    run of one variant.
+    `latency_ratios`: quantile name -> ratio. `blocks`: number of blocks that have both variants.
+    `model`: with several models, the name of the model that the figures are of; "": there is one model.
     """
 
     variant: str
@@ -83,9 +84,9 @@ class BatchingAnswer:
 class Comparison:
     """The result of a comparison.
 
-    `variants`: figures of each; with several models of each model in each variant. `pairs`: each variant against the
-    first. `answers`: whether batching helps, from each two variants that differ only in it.
-    `blocks`, `trials`, `repeats`: blocks run, trials run, and those of them that repeat a noisy one.
+    `variants`: figures of each variant; with several models, of each model in each variant. `pairs`: each other variant
+    against the first. `answers`: whether batching helps, from any two variants that differ only in it.
+    `blocks`, `trials`: numbers of blocks and trials run. `repeats`: number of trials that repeat a noisy one.
     """
 
     variants: tuple[VariantFigures, ...]
@@ -97,11 +98,11 @@ class Comparison:
 
     @property
     def disturbed(self) -> list[str]:
-        """Names of the variants of which the host disturbed every run."""
+        """Names of the variants all of whose runs the host disturbed."""
         return [variant.name for variant in self.variants if variant.disturbed]
 
     def figures(self, name: str) -> VariantFigures:
-        """Return the figures of the variant with this name."""
+        """Return the figures of the variant called `name`."""
         return next(variant for variant in self.variants if variant.name == name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Comparison:
 
 
 def summarise(trials: Sequence[Trial], variants: Sequence[Variant]) -> Comparison:
-    """Summarize the trials that `compare` yielded, all or those so far; the first of `variants` is the
+    """Return the comparison from the trials that `compare` has yielded so far; the first of `variants` is the
     baseline."""
     arms = [arm for variant in variants for arm in variant.arms()]
     runs = {arm.name: runs_of(trials, arm.name) for arm in arms}
@@ -245,8 +246,9 @@ class Floor:
     """The noise floor of one figure.
 
     `spread`: standard deviation about 0 of the natural log of the ratio within a block, with its interval.
-    `ratio`: second run over first run of the same configuration; its interval should contain 1.
-    `smallest`: number of blocks -> the smallest relative change that as many blocks detect in 4 of 5 comparisons.
+    `ratio`: second run divided by first run of one configuration; its interval should contain 1.
+    `smallest`: number of blocks -> the smallest relative change that a comparison of that many blocks detects in 4 of 5
+    cases.
     """
 
     spread: Estimate
@@ -255,7 +257,8 @@ class Floor:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval of `ratio` leaves out 1: 1 figure in 20 does by chance, more are a sign of drift."""
+        """Whether the interval of `ratio` does not contain 1: 1 figure in 20 does so by chance, more are a sign of
+        drift."""
         return not self.ratio.low <= 1.0 <= self.ratio.high
 
     def to_dict(self) -> dict[str, Any]:
@@ -268,9 +271,9 @@ class NoiseFloor:
     """The noise floor of a machine.
 
     `floors`: figure ("capacity", "throughput", "p50", …) -> its floor, the objective's first.
-    `pairs`: blocks that have both runs. `runs`: runs that count. `noisy`: those of them that the host disturbed in
-    spite of all repeats. `repeats`: trials that repeat a noisy one.
-    `client_limited`: the load generator limits the throughput. `failure`: why a run failed; None: none did.
+    `pairs`: number of blocks that have both runs. `runs`: number of runs that count. `noisy`: how many of these the
+    host disturbed in spite of all repeats. `repeats`: number of trials that repeat a noisy one.
+    `client_limited`: the load generator limits the throughput. `failure`: why a run failed; None: no run did.
     """
 
     floors: dict[str, Floor]

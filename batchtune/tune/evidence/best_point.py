@@ -20,8 +20,8 @@ from batchtune.tune.trials.trial import Trial
 
 
 def trial_bottleneck(trial: Trial, scenario: Scenario | None = None) -> Bottleneck | None:
-    """Find what limits one point of a load test, be it the server, a noisy host or a slow client; None: it has no
-    figures, or it failed. A rate that was met within the SLO has no bottleneck in the server.
+    """Find what limits one point of a load test: the server, a noisy host or a slow client; None: the point failed or
+    has no figures. A point at a rate that met the SLO is not said to be limited by the server.
 
     `scenario` None: the server's flags and CPUs are unknown.
     """
@@ -41,12 +41,12 @@ def typical_run(
     scenario: Scenario | None = None,
     blame_met: bool | None = None,
 ) -> tuple[Measurement, Bottleneck] | None:
-    """Return the run whose figures stand for a configuration, and what limits it: the last of the runs with the limit
-    that most have. None without runs.
+    """Return (run, bottleneck) that stand for a configuration: the kind of bottleneck that most of its runs have, and
+    the last run of this kind. None without runs.
 
-    `scenario`: its target's flags decide how many request threads the server has. `blame_met`: whether a rate
-    that was met within the SLO has a bottleneck; None: under objective capacity, where it is the highest
-    rate. Noise of the host is left out: it differs from run to run and is a caveat.
+    `scenario`: the flags of its target say how many request threads the server has. `blame_met`: whether a run at a
+    rate that met the SLO has a bottleneck; None: only with objective capacity, or without a scenario. Noise of the host
+    is no bottleneck here: it differs from run to run and is a caveat.
     """
     if blame_met is None:
         blame_met = scenario is None or scenario.objective == "capacity"
@@ -65,7 +65,8 @@ def usual_bottleneck(
     scenario: Scenario | None = None,
     blame_met: bool | None = None,
 ) -> Bottleneck | None:
-    """Find what limits most runs of a configuration, with the figures of its `typical_run`; None without runs."""
+    """Return the bottleneck that most runs of a configuration have, with the figures of its `typical_run`; None without
+    runs."""
     typical = typical_run(configuration, measured, scenario=scenario, blame_met=blame_met)
     return None if typical is None else typical[1]
 
@@ -78,10 +79,10 @@ def searched_bottleneck(
     rivals: Iterable[Configuration],
     scenario: Scenario,
 ) -> Bottleneck | None:
-    """Find what limits most runs of a configuration that a search chose; None without runs.
+    """Return the bottleneck that most runs of a configuration have, with advice that fits a search; None without runs.
 
-    Where the advice would be a shorter batch timeout or more threads, and one of `tried` had that, it says so
-    instead, unless one of `rivals`, which may be better, has that too.
+    Where the usual advice is a shorter batch timeout or more threads, but one of `tried` had that already, the advice
+    says so; not where one of `rivals`, which may be better than the configuration, had it.
     """
     verdict = usual_bottleneck(configuration, measured, scenario=scenario)
     # The parameter that is advised to change, and whether it is advised to be less.
@@ -106,9 +107,9 @@ def searched_bottleneck(
 
 
 def spoilt_by(trial: Trial) -> Literal["client", "host"] | None:
-    """Return whether the client or the host made a run's figures useless; None: neither, or it has no figures.
+    """Return whether the client or the host made a run's figures useless; None: neither did, or the run has no figures.
 
-    A run that has a verdict PASS, FAIL or UNSURE in spite of a late client or a noisy host counts as not spoilt.
+    A run with the verdict PASS, FAIL or UNSURE counts as not spoilt, even with a late client or a noisy host.
     """
     measured = trial.measurement
     if measured is None:
@@ -158,12 +159,10 @@ class BestPoint:
 
 
 def best_point(points: Sequence[Trial]) -> BestPoint | None:
-    """Choose the point with the highest throughput of those whose verdict is PASS; None: all are spoilt or
-    failed.
+    """Choose the point with the highest throughput of those with the verdict PASS; without any, of those with UNSURE;
+    then the FAIL that misses the SLO by least; without an SLO, of all points. None: all points are spoilt or failed.
 
-    Of points whose throughput cannot be distinguished, the one with the least load is chosen. Without a PASS,
-    the points with UNSURE are compared; without these, the FAIL that misses the SLO by least is chosen;
-    without an SLO all points are compared.
+    Of points whose throughput cannot be distinguished from the highest, the one with the least load is chosen.
     """
     counting = [point for point in points if point.measurement is not None and spoilt_by(point) is None]
     if not counting:
@@ -202,10 +201,10 @@ def _throughput(point: Trial) -> Estimate:
 
 
 def measurement_of(point: Trial) -> Measurement:
-    """Return the measurement of a point that has one.
+    """Return the measurement of a point that was measured.
 
     Raises:
-        ValueError: it failed; callers pass measured points only.
+        ValueError: the point has no measurement.
     """
     if point.measurement is None:
         raise ValueError("only points that were measured are judged")

@@ -73,12 +73,12 @@ SATURATED = 1.3
 class BracketRun:
     """One load of one configuration, judged by an SLO.
 
-    `trial`: its number. `rate_rps`: of an open loop; None: a closed loop of `clients`.
+    `trial`: number of its trial. `rate_rps`: of an open loop; None: a closed loop of `clients`.
     `answered_rps`, `latency_s` (quantile name -> seconds), `error_ratio`, `requests`: what was measured.
     `kept`: latencies and errors are within the limits. `held`: they are, and at a rate enough of it was answered.
     `far`: missed by so much that one run is enough. `fresh`: it is a confirmation run.
     `full`: a closed loop whose clients fill every batch, so that the configuration cannot answer more.
-    `by_client`: a miss at a rate that the client could not send in time, so that it need not be the server's.
+    `by_client`: a miss at a rate that the client could not send in time, so that the server need not be the cause.
     `failed`: its trial has no figures: the server ended, or could not be started or set.
     """
 
@@ -102,8 +102,8 @@ class BracketRun:
 class Bracket:
     """The bracket of one configuration: the highest rate held and the lowest missed, from its runs; requests/s.
 
-    `runs`: in their order, without misses by the client that did not recur: each counts only after an earlier one at
-    its rate or a lower one, since a client that never can send so much ends a search too.
+    `runs`: in their order. A run that the client made miss (`by_client`) is left out, unless an earlier one did at its
+    rate or a lower one: a client that never can send so much ends a search too.
     """
 
     runs: tuple[BracketRun, ...]
@@ -119,7 +119,7 @@ class Bracket:
 
     @cached_property
     def open_runs(self) -> tuple[BracketRun, ...]:
-        """Runs at a given rate, without the closed loops."""
+        """Runs at a given rate, without closed loops."""
         return tuple(run for run in self.runs if run.rate_rps is not None)
 
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:
@@ -135,9 +135,9 @@ class Bracket:
         )
 
     def confirmations(self, rate_rps: float) -> list[BracketRun]:
-        """Return the confirmation runs that held this rate or more, and those that missed the lowest of these rates, or
-        less; where none held it, those that missed it or less. Of those that failed, all: at a lower rate the server
-        may end too."""
+        """Return the confirmation runs from which a configuration is judged at this rate: those that held it or a
+        higher one, those that missed the lowest rate so held (none: this rate) or a lower one, and all that failed,
+        since a server may end at a lower rate too."""
         fresh = [run for run in self.open_runs if run.fresh]
         held = [run for run in fresh if run.held and _rate(run) >= 0.999 * rate_rps]
         lowest_rps = min(map(_rate, held), default=rate_rps)
@@ -149,8 +149,8 @@ class Bracket:
 
     @cached_property
     def held_rps(self) -> float:
-        """Highest rate, requests/s, with more runs that held it or a higher rate than runs that missed it or
-        a lower one.
+        """Highest rate, requests/s, for which the runs that held it or a higher rate outnumber those that missed it or
+        a lower rate.
 
         0: no run held. Where runs held, but there is no such rate, BACK times the lowest rate missed.
         """
@@ -171,11 +171,11 @@ class Bracket:
         return self.missed_above(self.held_rps)
 
     def missed_above(self, rate_rps: float) -> float:
-        """Return the lowest rate above this one, requests/s, that counts as missed: by one run by far, by at
-        least two runs and more than held it, or by FRESH runs and half as many as held it.
+        """Return the lowest rate above this one, requests/s, that counts as missed: with at least two votes that are
+        more than the runs that held it, or with FRESH votes that are at least half as many.
 
-        A closed loop with full batches counts as one miss at what it answered. The result is at most
-        `saturated_rps`.
+        A vote is a run that missed the rate or a lower one; a miss by far has two votes, and a closed loop with full
+        batches has one at the rate that it answered. The result is at most `saturated_rps` and at least `rate_rps`.
         """
         votes = 0
         missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
@@ -189,23 +189,23 @@ class Bracket:
 
     @cached_property
     def saturated_rps(self) -> float:
-        """SATURATED times the most that any run answered, requests/s; inf: no closed loop filled every batch, and no
-        rate was missed by far."""
+        """SATURATED times the highest rate that any run answered, requests/s; inf: neither did a closed loop fill every
+        batch nor was a rate missed by far."""
         if not any((run.full or run.far) and run.answered_rps > 0.0 for run in self.runs):
             return math.inf
         return SATURATED * max(run.answered_rps for run in self.runs)
 
     @cached_property
     def loop_rps(self) -> float:
-        """Most requests/s that one run answered within the limits, of closed loops and of runs at a rate that
-        were answered too slowly to hold it; 0: none."""
+        """Highest rate answered within the limits, requests/s, by a closed loop or by a run at a rate that was answered
+        too slowly to hold it; 0: none."""
         kept = (run for run in self.runs if (run.held if run.rate_rps is None else run.kept and not run.held))
         return max((run.answered_rps for run in kept), default=0.0)
 
     @cached_property
     def confirmed_rps(self) -> float:
-        """Highest rate that FRESH confirmation runs with 200 requests together held, and three times as many as missed
-        it, requests/s; 0: none."""
+        """Highest rate, requests/s, that enough confirmation runs held: at least FRESH, three times as many as missed
+        it, with 200 requests or more together; 0: none."""
         # Requests that they must hold together: of fewer, p95 is the slowest one or two (noisy.py, 250 ms a
         # row).
         confirming = 200
@@ -230,19 +230,16 @@ class Bracket:
         )
 
     def has_failed(self, rate_rps: float) -> bool:
-        """Whether the confirmation runs that missed a rate are more than a third of those that held it.
-
-        Runs that held a rate count for lower ones too, so that a step down may cost one run where this rate
-        needs three more.
-        """
+        """Whether the confirmation runs that missed this rate or a lower one are more than a third of those that held
+        it or a higher one."""
         return self.missed(rate_rps, fresh=True) > self.held(rate_rps, fresh=True) / 3
 
     @cached_property
     def stated_rps(self) -> float:
-        """Rate that is stated as held, requests/s: `confirmed_rps`, or UNCONFIRMED times `held_rps` if that
-        is more.
+        """Rate that is stated as held, requests/s: the larger of `confirmed_rps` and UNCONFIRMED times `held_rps`; 0:
+        none.
 
-        The second stays at STEP_DOWN times the lowest rate whose confirmation runs failed, or below.
+        The second is at most STEP_DOWN times the lowest rate whose confirmation runs failed (`has_failed`).
         """
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
@@ -250,8 +247,8 @@ class Bracket:
 
     @cached_property
     def stated_missed_rps(self) -> float:
-        """Rate that is stated as missed, requests/s: at least WIDTH times `stated_rps` (UNSTEADY times where
-        runs contradict each other), and no lower than any rate held; inf: unknown."""
+        """Rate that is stated as missed, requests/s: the lowest missed above `stated_rps`, but at least WIDTH times
+        `stated_rps` (UNSTEADY times where `is_unsteady`) and at least the highest rate held; inf: unknown."""
         stated = self.stated_rps
         width = UNSTEADY if self.is_unsteady else WIDTH
         held = (_rate(run) for run in self.open_runs if run.held)
@@ -259,15 +256,14 @@ class Bracket:
 
     @cached_property
     def has_fresh_misses(self) -> bool:
-        """Whether the confirmation runs that missed the stated rate are more than a quarter of those that
-        held it."""
+        """Whether the confirmation runs that missed the stated rate are more than a quarter of those that held it."""
         stated = self.stated_rps
         return 4 * self.missed(1.02 * stated, fresh=True) > self.held(stated, fresh=True)
 
     @cached_property
     def is_unsteady(self) -> bool:
-        """Whether runs contradict each other: confirmation runs missed the stated rate, or several runs missed a rate
-        well below one that another held, and there are fewer than 2 * FRESH confirmation runs."""
+        """Whether runs contradict each other: `has_fresh_misses`, or, while there are fewer than 2 * FRESH confirmation
+        runs at the confirmed rate, two or more runs missed a rate below STEP_DOWN times one that another run held."""
         # Runs contradict each other when so many of them missed a rate below STEP_DOWN of one that another
         # held.
         contradictions = 2
@@ -287,11 +283,11 @@ class Bracket:
 
 
 def crossing_rps(bracket: Bracket, limits_s: Mapping[str, float]) -> float | None:
-    """Estimate the rate, requests/s, at which the first latency reaches its limit, by a line through log latency over
-    log rate; None: fewer than three runs, or none of them above the limit.
+    """Estimate the lowest rate, requests/s, at which a latency reaches its limit, by a line through log latency over
+    log rate; None: each latency has fewer than three runs, or none above its limit.
 
-    `limits_s`: quantile name -> seconds. For streams, whose latencies rise so slowly with the rate that the rates held
-    and missed lie far apart.
+    `limits_s`: quantile name -> limit in seconds. For streams, whose latencies rise so slowly with the rate that the
+    rates held and missed lie far apart.
     """
     # Distance of a latency from its limit (in logs) at which a run's weight is half; least and largest slope of log
     # latency over log rate. Half or twice these, or of 3 runs, state 37-40 of 40 sweeps within 5 % (virtual_llm.py).
@@ -324,10 +320,10 @@ def next_rate(
 ) -> float:
     """Choose the next rate to try above the highest one held, requests/s.
 
-    Once a rate was missed, by bisection; a single miss within WIDEST of the rate held is tried again first.
-    Before, `belief_rps`, the expected capacity (0: none), if it is above the rate held; else a step whose
-    size depends on how far latencies are below `limits` (quantile name -> seconds). `most_rps`: the highest
-    rate that the configuration can answer; inf: unknown. `streams`: the server batches continuously, so that
+    Once a rate was missed: the middle between the rates held and missed, or a rate missed once again if it is within
+    WIDEST of the rate held. Before that: `belief_rps`, the expected capacity (0: none), if it is above the rate held;
+    else a step whose size depends on how far latencies are below `limits` (quantile name -> seconds). `most_rps`: the
+    highest rate that the configuration can answer; inf: unknown. `streams`: the server batches continuously, so that
     latencies hardly rise before it is full: then the step does not depend on them.
     """
     lo, hi = bracket.held_rps, bracket.missed_rps
@@ -359,7 +355,7 @@ def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
 
 
 def runs_of(trials: Iterable[Trial], slo: SloSpec, scenario: Scenario) -> list[BracketRun]:
-    """Judge the loads of these trials by an SLO; a trial with probes gives a run for each rate tried.
+    """Return the loads of these trials, judged by an SLO; a trial with probes gives one run for each rate tried.
 
     A failed trial is a miss by far at its requested rate. A trial of several models is one run at the sum of their
     rates, left out where the client limited one of them (verdict INVALID).
@@ -397,8 +393,7 @@ def _is_client_limited(measured: Measurement) -> bool:
 
 
 def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
-    """Whether these figures keep every limit; an undefined quantile, or one that was not measured, misses its
-    limit.
+    """Whether these figures keep every limit; a limited quantile that is undefined or was not measured does not.
 
     `latency_s`: quantile name -> seconds. `error_ratio`: the share of requests that failed, 0 to 1.
     """
@@ -408,8 +403,7 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
 
 
 def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:
-    """Return the largest ratio latency / limit, where 1 is just at a limit; inf: a limited latency is
-    unknown; 0: there are no limits.
+    """Return the largest ratio latency / limit; 1: just at a limit; inf: a limited latency is unknown; 0: no limits.
 
     `latency_s`, `limits`: quantile name -> seconds.
     """

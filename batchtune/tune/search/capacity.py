@@ -71,8 +71,8 @@ class CapacitySearch(Search):
     # Who leads, and who may still win.
 
     def worth(self, contender: Contender) -> float:
-        """Return the rate by which contenders are ranked, requests/s: the confirmed rate, or SAFE times the
-        rate held if that is more."""
+        """Return the rate by which contenders are ranked, requests/s: the larger of the confirmed rate and SAFE times
+        the rate held."""
         return max(contender.bracket.confirmed_rps, SAFE * contender.bracket.held_rps)
 
     def leader(self) -> Contender:
@@ -93,7 +93,8 @@ class CapacitySearch(Search):
     def upper(self, contender: Contender) -> float:
         """Return the upper end of a contender's bracket, requests/s; inf: unknown.
 
-        A closed loop that filled every batch lowers it, where the curve or another loop agrees with that loop.
+        It is the lowest rate missed, or LEVEL times what a closed loop with full batches answered if that is lower and
+        the curve or another loop agrees with it.
         """
         bracket = contender.bracket
         full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
@@ -111,8 +112,9 @@ class CapacitySearch(Search):
         return len(full) > 1 and full[-1] <= RIVAL * full[-2]
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether a contender that ran may hold OPEN times the rate stated for the leader `top`, and LEVEL times the
-        rate that the leader held."""
+        """Whether `rival`, which ran, may be better than the leader `top`: the upper end of its bracket is above OPEN
+        times the rate stated for `top` and above LEVEL times the rate that `top` held, and the curve does not find both
+        level (`is_level`)."""
         upper = self.upper(rival)
         return (
             rival is not top

@@ -48,7 +48,8 @@ from batchtune.tune.trials.trial import Source, is_beyond_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleAnswer:
-    """The parameters by the throughput × interval rule, and what they were computed from; not limited to a space.
+    """The parameters by the throughput × interval rule, not limited to a space, and the figures that they were computed
+    from.
 
     `interval_s` 0: the SLO leaves no time to wait for a batch. `slo_s` None: there is no latency limit.
     """
@@ -85,11 +86,11 @@ class RuleAnswer:
 def throughput_interval_rule(
     *, rows_per_s: float, lone_latency_s: float, limits: Mapping[str, float], rows_per_request: int
 ) -> RuleAnswer:
-    """Apply the throughput × interval rule.
+    """Compute the parameters by the throughput × interval rule.
 
-    `rows_per_s`: X, rows/s without batching. `lone_latency_s`: L, the latency of a lone request. `limits`:
-    quantile name -> the SLO's limit in seconds; the limit of p95 is used, else the tightest one. The
-    max_batch_size is at least `rows_per_request`: a smaller one would refuse every request.
+    `rows_per_s`: X, rows/s without batching. `lone_latency_s`: L, the latency of a lone request. `limits`: quantile
+    name -> the SLO's limit in seconds; the limit of p95 is used, else the tightest one. The max_batch_size is at least
+    `rows_per_request`: a smaller one would refuse every request.
     """
     slo_s = limits.get("p95", min(limits.values(), default=None))
     interval_s = lone_latency_s if slo_s is None else max(0.0, (slo_s - lone_latency_s) / 2.0)
@@ -120,10 +121,10 @@ class Contender:
     """A configuration that may be the answer, the sources that proposed it, and its runs.
 
     `sources`: what proposed it ("defaults", "rule", "guide", …), earliest first. `rows`: of its largest batch.
-    `threads`: its batch threads.
-    `point`: parameter -> value in the space, as far as it grew; None: it lies outside.
+    `threads`: number of its batch threads.
+    `point`: parameter -> value in the space, which may have grown; None: the configuration lies outside.
     `eligible`: whether it can be the answer; False: the space that the user wrote excludes it.
-    `failures`: failed trials. `runs`: all its loads, judged by the SLO.
+    `failures`: number of failed trials. `runs`: all its loads, judged by the SLO.
     `model_says`: its figure predicted by the service-time curve: requests/s, or 1 / p95 with objective latency; 0: no
     prediction, or the SLO would be missed. `hope`: that prediction, corrected by the runs of this sweep
     (FixedLoadSearch with a curve: its natural log).
@@ -155,8 +156,8 @@ class Contender:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the server refuses the configuration or dies of it: at least half of its runs, and at least one,
-        failed."""
+        """Whether the server refuses the configuration or dies of it: half of its runs or more failed, and at least
+        one."""
         return 2 * self.failures >= max(len(self.runs), 1)
 
     @property
@@ -166,8 +167,8 @@ class Contender:
 
     @property
     def simplicity(self) -> tuple[int, int, int]:
-        """Sort key (kind, rows, threads), least for the simplest to deploy: no batching, then the defaults,
-        then any other."""
+        """Sort key (kind, rows, threads), lowest for the simplest to deploy; kind: no batching, then the defaults, then
+        any other."""
         kind = 0 if self.configuration.batching is None else 1 if "defaults" in self.sources else 2
         return kind, self.rows, self.threads
 
@@ -175,8 +176,8 @@ class Contender:
 class Contenders:
     """All contenders of a search, in the order in which they were proposed, and the values of the space.
 
-    Iteration yields those that can be the answer. `alone`: the only one of several models that the search loads; the
-    parameters of the other models have the middle of their values.
+    Iteration yields those that can be the answer. `alone`: with several models, the name of the only model that the
+    search loads, while each parameter of the other models has its middle value; "": all are loaded.
     """
 
     def __init__(self, scenario: Scenario, *, alone: str = "") -> None:
@@ -213,25 +214,27 @@ class Contenders:
         return tuple(self._by_configuration.values())
 
     def is_barred(self, contender: Contender) -> bool:
-        """Whether a contender's batches would run out of memory, judged by the points that did."""
+        """Whether a contender's batches would run out of memory, judged by the sizes or points that ran out of it."""
         if (self._scenario.target.models or not self._scenario.sizes_batches) and contender.point is not None:
             return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
     def of(self, source: Source) -> Contender | None:
-        """Return the first contender that this source proposed; None: there is none."""
+        """Return the first contender that `source` proposed; None: there is none."""
         return next((c for c in self._by_configuration.values() if source in c.sources), None)
 
     def find(self, configuration: Configuration) -> Contender | None:
-        """Return the contender of this configuration, defaults filled in; None: there is none."""
+        """Return the contender with this configuration (a parameter left out has the server's default); None: there is
+        none."""
         return self._by_configuration.get(self._key(configuration))
 
     def add(
         self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None = None
     ) -> Contender:
-        """Return the contender of this configuration, made at the first call; `source` is added to its sources.
+        """Return the contender of this configuration, which is made at the first call; `source` is added to its
+        sources.
 
-        `point`: its point in the space; None: it is located by its parameters.
+        `point`: its point in the space; None: the point is found from its parameters.
         """
         key = self._key(configuration)
         known = self._by_configuration.get(key)
@@ -253,15 +256,16 @@ class Contenders:
         return known
 
     def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender of a point; None where its parameters are not legal, or no request fits in a batch."""
+        """Return the contender of a point; None: its parameters are not legal, or the largest request does not fit in a
+        batch."""
         configuration = self._configuration(point)
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender with the `wanted` parameters that the server has; for the rest with the fixed ones,
-        else those of `base`.
+        """Return the contender with the `wanted` parameters, as far as the server has them; any other parameter has its
+        fixed value, or else its value in `base`.
 
-        None where they are not legal together, or no request fits in a batch.
+        None: these are not legal together, or the largest request does not fit in a batch.
         """
         if self._scenario.dialect == "http":
             has = {name for name, _, _ in self._scenario.target.words}
@@ -275,7 +279,7 @@ class Contenders:
         return self.add(configuration, source) if fits_requests(configuration, self._scenario) else None
 
     def base(self) -> dict[str, Any]:
-        """Return the point nearest to the server's defaults, but with the least batch timeout."""
+        """Return the point nearest to the server's defaults, but with the lowest batch timeout."""
         base = self._space.nearest({_TIMEOUT: 0})
         return {name: base[name] for name in self.values}
 
@@ -289,26 +293,27 @@ class Contenders:
         return _unique(self.at(point, "grid") for point in points)
 
     def indices(self, contender: Contender) -> tuple[int, ...] | None:
-        """Return the index of each parameter's value among its values in the space; None: the contender lies
-        outside."""
+        """Return, for each parameter, the index of the contender's value among the values of the space; None: the
+        contender lies outside the space."""
         point = contender.point
         if point is None or any(point[name] not in values for name, values in self.values.items()):
             return None
         return tuple(values.index(point[name]) for name, values in self.values.items())
 
     def put_together(self, best: Mapping[str, Mapping[str, Any]]) -> list[Contender]:
-        """Return contenders that combine, with several models, the best point of each model alone.
+        """Return contenders that combine, for several models, the best point of each model alone.
 
-        `best`: model name -> its point. Each model's own parameters come from its point. Shared ones come from the
-        point of one model, each model in turn: one contender for each model, fewer where they agree.
+        `best`: model name -> its point. A model's own parameters come from its point. Parameters that the models share
+        come from the point of one model, of each model in turn: one contender for each model, fewer where they agree.
         """
         points = ({name: best[_model(name) or lender][name] for name in self.values} for lender in best)
         return _unique(self.at(point, "alone") for point in points)
 
     def grid(self, most: int) -> list[Contender]:
-        """Return contenders for all batch sizes times all numbers of threads; other parameters as in `base`.
+        """Return contenders for all batch sizes times all numbers of threads; other parameters have their values in
+        `base`.
 
-        Further parameters are varied too while there are at most `most` points.
+        Further parameters are varied too as long as there are at most `most` points.
         """
         base = self.base()
         names: list[str] = [name for name in (SIZE, THREADS) if name in self.values]
@@ -324,17 +329,16 @@ class Contenders:
         return _unique(named)
 
     def whole(self, most: int) -> list[Contender]:
-        """Return contenders for every point of the space, in its order; at most `most`."""
+        """Return contenders for every point of the space, in its order, but only for the first `most` points."""
         names = list(self.values)
         points = (dict(zip(names, point, strict=True)) for point in product(*self.values.values()))
         return _unique(self.at(point, "grid") for point in islice(points, most))
 
     def neighbours(self, contender: Contender) -> list[Contender]:
-        """Return the contenders that differ from this one by one step in one parameter; in a parameter whose
-        values are words, by any other value.
+        """Return the contenders that differ from this one by one step in one parameter; in a parameter whose values are
+        words, by any other value.
 
-        A space that grows gets a value beyond its edge first. [] without batching, or with strategy rule or
-        optuna.
+        A space that may grow first gets a value beyond its edge. []: no batching, or strategy rule or optuna.
         """
         point = self.point_of(contender)
         if point is None or self._scenario.search.strategy in ("rule", "optuna"):
@@ -351,8 +355,8 @@ class Contenders:
         return [other for other in _unique(near) if other is not contender]
 
     def grow_sizes(self, contender: Contender) -> bool:
-        """Add a larger batch size to the space, if the space may grow and this contender has the largest
-        size. Returns whether one was added."""
+        """Add a larger batch size to the space if the space may grow and this contender has the largest size. Return
+        whether a size was added."""
         sizes = self.values.get(SIZE, []) if self._scenario.search.strategy in ("guided", "grid") else []
         before = len(sizes)
         if sizes and isinstance(sizes[-1], int) and contender.rows >= sizes[-1]:
@@ -360,7 +364,8 @@ class Contenders:
         return len(sizes) > before
 
     def point_of(self, contender: Contender) -> dict[str, Any] | None:
-        """Return the point of a contender, or the nearest point where it lies outside; None without batching."""
+        """Return the point of a contender, or the point nearest to it where it lies outside the space; None: no
+        batching."""
         if contender.point is not None:
             return contender.point
         if contender.configuration.batching is None:
@@ -421,12 +426,11 @@ class Contenders:
 
 
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
-    """Return source -> configuration of the references that exist, each with the scenario's fixed server
-    flags.
+    """Return source -> configuration of the references that exist, each with the scenario's fixed server flags.
 
-    `present`: an attached server's configuration, else that of `fixed` where it sets a size, a timeout or
-    threads. `no_batching`: where the server can do without. `defaults`: the server's; for Triton those of the
-    model's configuration, with `dynamic_batching { }` where it has none.
+    `present`: an attached server's configuration, or that of `fixed` where it sets a size, a timeout or threads.
+    `no_batching`: where the server can do without. `defaults`: the server's; for Triton those of the model's
+    configuration, with `dynamic_batching { }` where it has none.
     """
     flags = scenario.fixed_flags
     original = scenario.target.found
@@ -471,20 +475,21 @@ def _references_of_http(scenario: Scenario) -> dict[Source, Configuration]:
 
 
 def first_configuration(scenario: Scenario) -> Configuration:
-    """Return the configuration to start a server with, or the one that an attached server has."""
+    """Return the configuration that an attached server has; for a server to launch, the one to start it with
+    (`one_by_one`)."""
     present = reference_configurations(scenario).get("present") if scenario.target.attached else None
     return one_by_one(scenario) if present is None else present
 
 
 def last_configuration(scenario: Scenario) -> Configuration | None:
-    """Return the last point of the grid for kind http, with which a server is asked that fails with the first one;
+    """Return the last point of the grid, for a second attempt on a server of kind http that fails with the first point;
     None for other kinds."""
     return scenario.configuration(scenario.search.grid()[-1]) if scenario.target.kind == "http" else None
 
 
 def one_by_one(scenario: Scenario) -> Configuration:
-    """Return the configuration without batching; where the server always batches, the nearest to it: batches of one
-    request without a timeout, for kind http the first point of the grid."""
+    """Return the configuration without batching. Where the server always batches: batches of one request without a
+    timeout, for kind http the first point of the grid."""
     alone = reference_configurations(scenario).get("no_batching")
     if alone is not None:
         return alone
@@ -513,7 +518,7 @@ def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict
 
 def same_instances(unbatched: Configuration, batched: Configuration) -> Configuration:
     """Return `unbatched` with as many model instances as `batched` has; unchanged where the server has no flag for
-    them."""
+    their number."""
     name = batched.instances_flag
     if not name or (batched.dialect == "http" and name not in dict(unbatched.flags)):
         return unbatched

@@ -68,18 +68,19 @@ def read_example(name: str) -> Example:
 
 
 def server_names(*, of_apps: bool = False) -> list[str]:
-    """List the servers for which `--server` has a scenario; `of_apps`: those that serve an app of the user's."""
+    """List the servers for which `--server` has a scenario; `of_apps`: only those that serve an app of the user's."""
     names = sorted(path.stem for path in (examples_folder() / "servers").glob("*.yaml"))
     return [name for name in names if not of_apps or _serves_app(_preset(name))]
 
 
 def server_scenario(server: str, app: str | None) -> str:
-    """Return the text of a preset server's scenario for an app, `my_app.py:NAME`, or for whatever the server
-    serves.
+    """Return the text of a preset server's scenario.
+
+    `app`: what the server is to serve, `my_app.py:NAME` or, for a server of models, a model.
 
     Raises:
-        UsageError: no such server, no app, no such file, or the app's name is missing or has a character that a
-            command line splits.
+        UsageError: no such server; or `app` is None, is of the other kind, has no such file or name, or has a
+            character that a command line splits.
     """
     names = server_names()
     if server not in names:
@@ -151,10 +152,10 @@ def _names_in(file: Path) -> set[str] | None:
 
 
 def running_scenario(server: str, model: str, places: Mapping[str, str], others: Sequence[Any] = ()) -> str:
-    """Return the text of a preset's scenario for a running server, without what launches that.
+    """Return the text of a preset's scenario for a running server, without the keys that launch a server.
 
-    `server`: the preset's name, as `--server` takes it. `places`: text of the preset -> text that is put in its
-    place. `others`: applications that are sent along, unchanged, with each new configuration.
+    `server`: the preset's name, as `--server` takes it. `places`: text of the preset -> the text that replaces it.
+    `others`: applications that are sent along, unchanged, with each new configuration.
     """
     text = _preset(server)
     for place, there in places.items():

@@ -72,9 +72,9 @@ def draw_lengths(spec: LengthsSpec, count: int, rng: np.random.Generator) -> NDA
 def shapes_of_length(
     signature: Signature, shapes: Mapping[str, Sequence[int]], length: int
 ) -> dict[str, Sequence[int]]:
-    """Return `shapes` with each input added that it lacks and that has an open dimension.
+    """Return `shapes` with an entry added for each other input that has an open dimension.
 
-    Maps an input to its dimensions after the first, the open ones set to `length`.
+    An entry maps an input's name to its dimensions after the first; in those added, open ones are `length`.
 
     Raises:
         UsageError: the model leaves no length open.
@@ -165,10 +165,10 @@ def _open_shape(spec: TensorSpec) -> UsageError:
 
 
 def http_signature(request: RequestSpec, name: str) -> Signature:
-    """Make the signature of a request of protocol http: each row has an array for every entry of
-    `request.shapes`; without entries, one number called `row`.
+    """Make the signature `name` of a request of protocol http: an input for every entry of `request.shapes`, or
+    without entries one number a row, called `row`.
 
-    Values are fractions; whole numbers, or texts, where `request.inputs` says so.
+    The dtype is float64; int64 or object (texts) where `request.inputs` says so.
     """
     inputs = []
     for input_name, shape in (request.shapes or {"row": ()}).items():
@@ -181,8 +181,8 @@ def http_signature(request: RequestSpec, name: str) -> Signature:
 
 
 def http_body(template: Any, inputs: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> bytes:
-    """Return the JSON of a template filled with these rows: `inputs` by name, the first dimension being rows;
-    `rng` draws {{uuid}}."""
+    """Return the JSON of a template filled with rows. `inputs`: arrays by name, whose first dimension is rows.
+    `rng`: draws {{uuid}}."""
     columns = {name: _plain(array.tolist()) for name, array in inputs.items()}
     if len(columns) == 1:
         rows = next(iter(columns.values()))
@@ -292,8 +292,8 @@ def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
     """Return the schedule with the index of each request's body in `request_index`; to be called before the
     schedule is sliced.
 
-    A trace's own index counts the bodies, and starts again after the last; a trace's rows take the bodies of
-    that many rows in turn; without either, bodies follow `requests.order`.
+    An index in a trace is taken modulo the number of bodies. Where a trace has only rows, the bodies of that many
+    rows come in turn. Without a trace, or where it has neither, bodies follow `requests.order`.
 
     Raises:
         UsageError: a trace has a number of rows that no body has.

@@ -54,6 +54,7 @@ def read_scenario(
 
     Raises:
         ScenarioError: every problem found, one a line: `file:line: key: what; expected …`.
+        UsageError: an override sets a key of which one of several models has its own value.
     """
     document, directory = _read(path, overrides)
     scenario = _validated(document, directory, searched=searched)
@@ -68,7 +69,7 @@ def parse_scenario(
     `directory`.
 
     Raises:
-        ScenarioError: as `read_scenario`.
+        ScenarioError, UsageError: as `read_scenario`.
     """
     read = ScenarioText(text=text, source=source, directory=directory or Path())
     return read_scenario(read, overrides=overrides)
@@ -76,7 +77,7 @@ def parse_scenario(
 
 @contextmanager
 def lines_named(source: Path | ScenarioText, overrides: Iterable[str]) -> Iterator[None]:
-    """Return a context manager in which an error of this scenario that a server brings to light names file and line."""
+    """Return a context manager that puts file and line of the wrong key before a ScenarioError that is raised in it."""
     try:
         yield
     except ScenarioError as error:
@@ -95,6 +96,7 @@ def unchecked_scenario(path: Path | str | ScenarioText, *, overrides: Iterable[s
 
     Raises:
         ScenarioError: no file, no YAML, or an override without a key.
+        UsageError: as `read_scenario`.
     """
     return _read(path, overrides)[0].data
 
@@ -135,7 +137,7 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
     file.
 
     Raises:
-        ScenarioError: as `read_scenario`.
+        ScenarioError, UsageError: as `read_scenario`.
     """
     document, directory = _read(path, overrides)
     return _variants(document, _validated(document, directory), directory)
@@ -144,11 +146,13 @@ def read_variants(path: Path | str | ScenarioText, *, overrides: Iterable[str] =
 def read_arms(
     path: Path | str, arms: Mapping[str, Iterable[str]], *, overrides: Iterable[str] = ()
 ) -> dict[str, Scenario]:
-    """Read a scenario file once for each arm of a comparison, without its search and variants; `arms`: arm's
-    name -> the overrides of that arm (`--NAME-set`). Returns the scenarios by arm.
+    """Read a scenario file once for each arm of a comparison, without its search and variants. Returns the arm's
+    name -> its scenario.
+
+    `arms`: the arm's name -> the overrides of that arm alone (`--NAME-set`). `overrides`: those of all arms.
 
     Raises:
-        ScenarioError: as `read_scenario`.
+        ScenarioError, UsageError: as `read_scenario`.
     """
     document, directory = _read(path, overrides)
     _validated(document, directory)

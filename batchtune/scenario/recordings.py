@@ -276,11 +276,11 @@ def check_names(signature: Signature, names: Iterable[str], *, key: str) -> None
 def fitted(
     arrays: Mapping[str, NDArray[Any]], signature: Signature, *, where: str
 ) -> dict[str, NDArray[Any]]:
-    """Return the signature's inputs by name, the arrays converted to their types.
+    """Return the arrays by the names of the signature's inputs, converted to the inputs' types.
 
     Raises:
-        UsageError: `where: …` for a missing or unknown input, a type that would lose something, or a wrong
-            shape.
+        UsageError: `where: …` for a missing or unknown input, a wrong shape, or a type that cannot be converted
+            without loss.
     """
     check_names(signature, arrays, key=where)
     result = {}
@@ -316,7 +316,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def rows_of(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return the size of the first dimension of the arrays; 1 where all are scalars."""
+    """Return the number of rows, the first dimension of the first array that is no scalar; 1: all are scalars."""
     return next((len(array) for array in arrays.values() if array.ndim), 1)
 
 

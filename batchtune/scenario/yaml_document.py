@@ -87,8 +87,8 @@ class Document:
         return self.places.get(path, "")
 
     def overlaid(self, other: Document) -> Document:
-        """Return this document with another one merged in: mappings key by key, a list item by item where the
-        other names items by number; any other value replaces this one's."""
+        """Return this document with `other` merged in: mappings key by key, a list item by item where `other` names
+        items by number (`{"0": …}`); any other value of `other` replaces this document's."""
         return Document(data=_merged(self.data, other.data), places={**self.places, **other.places})
 
     def under(self, *prefix: str | int) -> Document:
@@ -172,7 +172,7 @@ def overridden(document: Document, overrides: Iterable[str], side: str = "") -> 
 
     Raises:
         ScenarioError: as `parse_override`.
-        UsageError: an override sets what a model of several has of its own, which would hide it.
+        UsageError: an override sets a key of which one of several models has its own value.
     """
     option = f"--{side}-set" if side else "--set"
     laid_over = [parse_override(override, option=option) for override in overrides]

@@ -74,7 +74,7 @@ def usable(observation: Observation) -> bool:
 def unusable_for(observation: Observation) -> Unusable | None:
     """Return why a measurement cannot be used to calibrate a twin; None: it can.
 
-    A closed loop needs one answer for each client and at least 3 in all, an open loop 20 requests.
+    A closed loop needs as many requests as clients and at least 3, an open loop 20; some must be answered.
     """
     measured = observation.measurement
     clients = measured.concurrency
@@ -183,9 +183,9 @@ def left_out_error(runs: Sequence[FitRun], full: Solution) -> FitError:
     """Compute how well trials are predicted by a fit from which they were left out (cross-validation).
 
     `full`: the fit to all of `runs`. One configuration under one traffic is left out at a time, with its
-    repeats; from eleven on several, in ten folds. Never left out are those with the smallest or largest
-    batches, or the most threads, of all: the fit to the rest would have to extrapolate, which the full fit
-    does not. With fewer than four to leave out all figures are NaN.
+    repeats; where there are more than ten, several at a time, in ten folds. Never left out are those with the
+    smallest batches, the largest batches or the most threads of all: the fit to the rest would have to extrapolate,
+    which the full fit does not. With fewer than four to leave out, all figures are NaN.
     """
     fewest = 4
     groups = [group for group in _groups(runs) if _is_within(group, runs)]
@@ -367,8 +367,8 @@ def readings_around(
     """Draw `count` readings that fit about as well as the solutions.
 
     Each is drawn from the normal approximation of a law, chosen in proportion to the law's probability; then all of its
-    batch times get a random factor, for the spread between runs. The standard deviation of that factor's log is
-    THROUGHPUT_BETWEEN_SD, or the error on trials left out if that is larger.
+    batch times get a random factor, for the spread between runs. The standard deviation of that factor's log is the
+    largest of THROUGHPUT_BETWEEN_SD and, of `error`, `throughput_ratio` and 0.7 · `p95_ratio`.
     """
     known = [ratio for ratio in (error.throughput_ratio, 0.7 * error.p95_ratio) if not np.isnan(ratio)]
     run_sd = max([THROUGHPUT_BETWEEN_SD, *known])

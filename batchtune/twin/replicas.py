@@ -38,7 +38,8 @@ def long_run(prediction: Prediction, twin: Twin, batcher: Batcher, traffic: Traf
 
     A simulation is short: one of a million requests/s for 40 ms ends before the first large batch does. In the long run
     a server answers at its saturation. Further requests are refused once the queue of batches is full, and those
-    accepted wait for the whole queue. Without batching no queue has a bound, and the wait is inf.
+    accepted wait for the whole queue. A queue without a limit, as of a server without batching, refuses none, and the
+    latency is inf.
     """
     rate_rps = traffic.rate_rps
     if traffic.closed or rate_rps is None:
@@ -97,10 +98,10 @@ def highest_rates(
     """Search the highest rate that keeps all limits, by each reading.
 
     Returns requests/s of all `replicas` together, shape (readings,); 0 where no rate keeps the limits.
-    `error_ratio`: the share of requests, 0 to 1, that may be refused. The search goes down from the
-    saturation of the first reading; for the other readings it starts at the share of the saturation that was
-    found for the first. All use the same arrivals. Rates above the saturation count as missed: there a
-    simulation ends before the queue has grown.
+    `error_ratio`: the share of requests, 0 to 1, that may be refused. For the first reading the search goes
+    down from the saturation; for the others it starts at the share of the saturation that the first reading
+    had. All use the same arrivals. Rates above the saturation count as missed: there a simulation ends before
+    the queue has grown.
     """
     rows_max = rows_needed(batcher, traffic)
     # Twice what a prediction takes: near saturation a queue needs long to grow to its usual length. On 24 points
@@ -189,8 +190,9 @@ def _log_ratio(limit_s: float, latency_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRates:
-    """The measured bracket of one server, requests/s: the highest rate held (0: none) and the lowest missed (None:
-    none). `is_share`: `held_rps` is less than what runs held, since no confirmation runs did."""
+    """The measured bracket of one server, requests/s: the highest rate that met the SLO (0: none) and the lowest that
+    missed it (None: none). `is_share`: `held_rps` is only a share of that highest rate, which no confirmation run met.
+    """
 
     held_rps: float
     missed_rps: float | None
@@ -198,11 +200,11 @@ class MeasuredRates:
 
     @property
     def most_rps(self) -> float:
-        """Lowest rate missed, requests/s; inf: none was."""
+        """Lowest rate that missed the SLO, requests/s; inf: none did."""
         return math.inf if self.missed_rps is None else self.missed_rps
 
     def hold(self, rate_rps: float) -> bool:
-        """Whether a rate (requests/s) lies in the bracket, or outside by no more than PRECISION of the end."""
+        """Whether a rate (requests/s) lies in the bracket, or outside by at most PRECISION, a share of the end."""
         return self.held_rps * (1.0 - PRECISION) <= rate_rps <= self.most_rps * (1.0 + PRECISION)
 
     def clipped(self, rates_rps: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -222,7 +224,7 @@ def held_to(
 
     Returns (scaled twin, the highest rate that it predicted before, requests/s). `error_ratio`: share of
     requests, 0 to 1, that may fail. A prediction outside the bracket is moved to the nearer end, by one
-    factor of at most 30 on all batch times; where no factor does it, the twin is returned unchanged.
+    factor from 1/30 to 30 on all batch times; where no such factor does that, the twin is returned unchanged.
     """
 
     def highest(factor: float) -> float:
@@ -256,17 +258,17 @@ traffic."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
-    """How many replicas may be down at once: `count` of them, or if that is 0 a `share` of the fleet (0 to 1)."""
+    """How many replicas of a fleet may be down at once: `count`; if that is 0, a `share` of the fleet (0 to 1)."""
 
     count: int = 0
     share: float = 0.0
 
     def down(self, replicas: int) -> int:
-        """Return how many of a fleet of `replicas` may be down at once; a share is rounded up."""
+        """Return how many may be down at once in a fleet of `replicas`; a share is rounded up."""
         return self.count or math.ceil(self.share * replicas - 1e-9)
 
     def fleet(self, needed: int) -> int:
-        """Return the replicas of the smallest fleet in which `needed` remain while as many as may be are down."""
+        """Return the size of the smallest fleet that still has `needed` replicas when `down` of it are down."""
         if self.count:
             return needed + self.count
         replicas = math.floor(needed / (1.0 - self.share))
@@ -290,14 +292,14 @@ class ReplicaPlan:
     """How many replicas keep every limit at a rate.
 
     `replicas`: median over the twin's readings, with the interval of 95 % of them. `advised`: enough by 95 % of the
-    readings, plus those that may be down.
-    `per_replica_rps`: the rate that one replica may get, at most 90 % of its `saturation_rps`. `by_saturation_alone`:
-    replicas by 90 % of the saturation, whatever the latency.
+    readings, and as many more as may be down.
+    `per_replica_rps`: the rate that one replica may get, by the limits and at most 90 % of its `saturation_rps`.
+    `by_saturation_alone`: replicas that would be enough if each got 90 % of the saturation, whatever the latency.
     `latency_s` (quantile name -> seconds), `mean_batch_rows`, `busy_ratio`: expected with `advised` replicas.
     `simulated_replicas`: replicas in that simulation. `extrapolations`: what lies outside the calibrated range.
-    `failure`: the fleet while as many replicas are down as may be; None: none may be.
-    `measured`: the measured bracket of one replica, into which the twin was moved, and `twin_rps`: its own highest rate
-    before; None: no bracket was measured.
+    `failure`: figures with the allowed number of replicas down; None: no replica may be down.
+    `measured`: the measured bracket of one replica, and `twin_rps`: the highest rate by the twin before it was scaled
+    to that bracket; None: no bracket was measured.
     """
 
     rate_rps: float
@@ -326,7 +328,7 @@ class ReplicaPlan:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the twin's own highest rate lies outside the measured bracket."""
+        """Whether the highest rate by the twin, before it was scaled, lies outside the measured bracket."""
         return self.measured is not None and not self.measured.hold(self.twin_rps or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -338,8 +340,8 @@ class ReplicaPlan:
 class Replicas:
     """Plans and predicts a fleet of equal replicas behind a load balancer, by simulation.
 
-    `failing`: how many replicas may be down; None: none. `measured`: the measured bracket of one replica; None: the
-    twin is not corrected.
+    `failing`: how many replicas may be down; None: no replica. `measured`: the measured bracket of one replica, to
+    which the twin is scaled; None: it is used as it is.
 
     Up to POOL_MOST replicas are simulated together, with all arrivals. A larger fleet is simulated as a pool of
     POOL_MOST that gets its share of the rate. For `random` routing of Poisson arrivals that is exact, since each
@@ -409,8 +411,7 @@ class Replicas:
     def predict(self, rate_rps: float, replicas: int) -> Prediction:
         """Predict a fleet of this many replicas; `rate_rps`: of all of them together.
 
-        Beyond POOL_MOST replicas the figures are those of the simulated pool; throughput_rps too is the
-        pool's, not the fleet's.
+        Above POOL_MOST replicas all figures are those of the simulated pool, throughput_rps too.
         """
         pool = min(replicas, POOL_MOST)
         return self._twin.predict(

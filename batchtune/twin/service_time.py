@@ -52,10 +52,8 @@ class ServiceTime:
     def scaled(
         self, factors: NDArray[np.float64], *, fixed_s: float = 0.0, per_row_s: float = 0.0
     ) -> ServiceTime:
-        """Return τ with `factors` (one for each of `rows`) and further times for each batch and each row.
-
-        Times that would decrease with the rows are raised to those of fewer rows.
-        """
+        """Return τ multiplied by `factors`, one for each of `rows`, plus `fixed_s` for each batch and `per_row_s` for
+        each row; a time below that of fewer rows is raised to it."""
         seconds = np.array(self.seconds) * factors + fixed_s + per_row_s * np.array(self.rows)
         return ServiceTime(rows=self.rows, seconds=tuple(np.maximum.accumulate(seconds).tolist()))
 
@@ -136,7 +134,8 @@ class LengthCost:
         return np.asarray(per_length_s / np.maximum(whole_s, 1e-12))
 
     def slower(self, rows: float, longest: float) -> float:
-        """Return the time of a batch of `rows` rows whose longest request has length `longest`, over its usual time."""
+        """Return the time of a batch of `rows` rows whose longest request has length `longest`, divided by the usual
+        time of such a batch."""
         sizes = np.array([rows])
         return float(1.0 + self.share(sizes)[0] * (longest - self.usual(sizes)[0]))
 
@@ -218,9 +217,9 @@ class Fitted:
     of the batch; None: not at all, or unknown.
     `contention`, `serial`, `jitter_ratio`, `delay_s`, `front_end_s`: as in the simulator's `Device`.
     `wake_s`: seconds that an idle batch thread takes to wake up for a request.
-    `crowding_s`: CPU seconds that each request of an open loop takes from the execution, where they share cores: at a
-    rate λ a batch takes 1 + crowding_s · λ times as long. In a closed loop requests come and go with the batches, which
-    costs little.
+    `crowding_s`: CPU seconds that each request of an open loop takes from the execution, where they share cores: by
+    which factor that slows batches says `crowding`. A closed loop counts as none: its requests come and go with the
+    batches.
     """
 
     service_time: ServiceTime
@@ -246,7 +245,8 @@ class Fitted:
         return replace(device, tau_s=device.tau_s * slower, length_s=length_s)
 
     def slower(self, factor: float) -> Fitted:
-        """Return a copy of this reading in which every batch takes `factor` times as long."""
+        """Return a copy of this reading with all execution times of batches multiplied by `factor`; the times outside
+        the execution are unchanged."""
         factors = np.full(len(self.service_time.rows), factor)
         return replace(self, service_time=self.service_time.scaled(factors))
 

@@ -28,9 +28,9 @@ class Traffic:
     """The requests to simulate: a closed loop of `clients`, or an open loop at the mean rate `rate_rps`.
 
     `load`: the pattern of arrivals of an open loop; None: Poisson. `think_s`: pause of a client after an answer.
-    `rows`, `weights`: rows of each kind of request, and how often it comes. `seed`: gives the same pattern at every
-    rate. `lengths`: lengths of requests, each of an equal share of them; (): the model's inputs have one length, or
-    the lengths are unknown.
+    `rows`, `weights`: rows of each kind of request, and how often it comes. `seed`: one seed gives the same pattern at
+    every rate. `lengths`: each is the length of an equal share of the requests; (): the model's inputs have one length,
+    or the lengths are unknown.
     """
 
     clients: int | None = None
@@ -77,8 +77,9 @@ class Traffic:
     def due_s(self, requests: int) -> NDArray[np.float64]:
         """Draw about `requests` due times: seconds from the start, ascending, shape (n,).
 
-        A ramp, steps, a trace and bursts have a length of their own, that of the load or longer for `requests`. Where
-        it holds more than LONGEST_REQUESTS, the whole pattern is shortened, each step by the same factor.
+        A ramp, steps, a trace and bursts last as long as the load, or longer where `requests` need it, but for at most
+        LONGEST_REQUESTS requests if `requests` are fewer: a ramp and steps are then shortened as a whole, a trace and
+        bursts end earlier.
         """
         load = self.load or _POISSON
         rate_rps = self.rate_rps if self.rate_rps is not None else load.rate_rps
@@ -93,7 +94,7 @@ class Traffic:
         return _due_s(load, rate_rps, duration_s, self.seed)
 
     def rows_of(self, requests: int) -> Rows:
-        """Draw the rows of each request, shape (requests,); one number where all requests have as many."""
+        """Draw the rows of each request, shape (requests,); one number where all requests have equally many."""
         if len(self.rows) == 1:
             return self.rows[0]
         shares = np.array(self.weights) / math.fsum(self.weights)

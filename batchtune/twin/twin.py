@@ -35,10 +35,10 @@ def play(
 ) -> Summary:
     """Simulate traffic on each of `devices`; the first tenth of the time is warm-up, and does not count.
 
-    `requests`: how many to simulate; None: enough for a p95 (`enough_requests`). A think time is simulated as a delay
-    of the answer, and subtracted from the latencies. The clients of a closed loop begin one after another during the
-    first execution: those that fit into one batch then alternate in two halves, as with a real server. If all began at
-    one instant, they would all be in the first batch and in every further one.
+    `requests`: how many to simulate; None: `enough_requests` for each replica, in all at most 100,000. A think time is
+    simulated as a delay of the answer, and subtracted from the latencies. The clients of a closed loop begin one after
+    another during the first execution: those that fit into one batch then alternate in two halves, as with a real
+    server. If all began at one instant, they would all be in the first batch and in every further one.
     """
     # Several replicas all count for the quantile, so that each need not see as many.
     most_requests_of_pool = 100_000
@@ -90,8 +90,8 @@ def play(
 
 
 def enough_requests(batcher: Batcher, traffic: Traffic) -> int:
-    """Return the number of requests to simulate: 150 full batches, 40 requests for each client of a closed loop, at
-    least 4,000 and at most MOST_REQUESTS."""
+    """Return the number of requests to simulate for one replica: the largest of 4,000, 150 full batches (in a closed
+    loop no more than 150 requests of each client) and 40 requests of each client; never more than MOST_REQUESTS."""
     rows = batcher.max_batch_size or 1
     batches = 150  # Requests of one batch are not independent.
     of_batches = batches * rows / traffic.mean_rows
@@ -180,9 +180,10 @@ class Twin:
     """A calibrated model of one server: `best_fit`, the best reading of its parameters, and `fits`, others that fit
     about as well, whose spread is the uncertainty.
 
-    `rows_max`, `threads_max`: the largest batch and the most batch threads that were measured. `reports`: the server
-    reports its batches; of one that does not, `rows_max` is the largest mean of a run's batches.
-    `error`: how well left-out trials are predicted. `observations`: trials that it was calibrated by.
+    `rows_max`, `threads_max`: the largest batch and the most batch threads that were measured. `reports`: whether the
+    server reports its batches; if not, `rows_max` is the largest mean batch of a run.
+    `error`: how well trials are predicted that were left out of a fit. `observations`: number of trials that can be
+    used.
     """
 
     best_fit: Fitted
@@ -233,7 +234,7 @@ class Twin:
         )
 
     def slower(self, factor: float) -> Twin:
-        """Return a copy of the twin in which every batch takes `factor` times as long, in every reading."""
+        """Return a copy of the twin with all execution times of batches multiplied by `factor`, in every reading."""
         return replace(
             self, best_fit=self.best_fit.slower(factor), fits=tuple(fit.slower(factor) for fit in self.fits)
         )

@@ -294,7 +294,8 @@ def laws(runs: Sequence[FitRun]) -> list[Law]:
 
 
 def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64] | None = None) -> Law:
-    """Make the law, with its prior, that the fit to these runs starts from; `anchors` None: chosen by their sizes."""
+    """Make the law, with its prior, that the fit to these runs starts from; `anchors` None: chosen by the sizes of
+    their batches."""
     timed = any(run.timed for run in runs)
     contention, contention_sd = (1.0, 1e-3) if serial else _contention(runs)
     crowding_s = _crowding_s(runs, serial=serial, contention=contention)

@@ -80,8 +80,8 @@ class SloSpec(Spec):
         return {name: limit for name, limit in self.limits().items() if name.startswith(("ttft_", "itl_"))}
 
     def patience_s(self, *, streams: bool) -> float | None:
-        """Return the longest time in seconds that an answer may take by any limit, with `streams` also the
-        first token; None: no such limit."""
+        """Return the largest limit, in seconds, on whole answers, with `streams` also on first tokens; None: no such
+        limit."""
         first = (self.ttft_p95_s, self.ttft_p99_s)
         limits = [limit for limit in first if limit is not None] if streams else []
         return max([*limits, *self.e2e_limits().values()], default=None)
@@ -92,8 +92,7 @@ class SloSpec(Spec):
 
     @property
     def promises(self) -> bool:
-        """Whether there is anything to keep: a latency limit, or a share of errors that the user wrote
-        down."""
+        """Whether the SLO limits anything: one of `limits`, or a share of errors that the user wrote down."""
         return bool(self.limits()) or "error_ratio" in self.model_fields_set
 
     @model_validator(mode="before")

@@ -26,7 +26,7 @@ class ReadySpec(Spec):
 
 
 class MeansSpec(Spec):
-    """Which of the server's parameters are the ones that every batching server has."""
+    """The server's own names of the parameters that every batching server has: size, wait and concurrency."""
 
     rows: str | None = Field(default=None, description="the most rows, or requests, in a batch")
     wait_s: str | None = Field(default=None, description="how long a batch waits to fill, in seconds")
@@ -46,8 +46,9 @@ class MeansSpec(Spec):
         return self
 
     def words(self) -> tuple[ServerWord, ...]:
-        """Return (our name, the server's name, our units in one of the server's) for each batching parameter
-        that the server has; the factor is other than 1 for a wait in seconds or milliseconds."""
+        """Return (TensorFlow Serving's name, the server's name, factor) for each batching parameter that the server
+        has; the server's value times the factor is TensorFlow Serving's: 1, but for a wait in seconds or
+        milliseconds."""
         words = [("max_batch_size", self.rows, 1), ("num_batch_threads", self.concurrency, 1)]
         words += [
             ("batch_timeout_micros", getattr(self, unit), micros) for unit, micros in MICROS_PER_UNIT.items()
@@ -150,7 +151,7 @@ class SettingSpec(Spec):
         return bool(self.env or self.flag or self.request is None)
 
     def names(self) -> set[str]:
-        """Return the names of the parameters that a setting passes to the server."""
+        """Return the names of all parameters that `env`, `flag`, `file` and `request` give to the server."""
         return {*self.env, *self.flag, *holes(self.model_dump())} - {CHANGED}
 
 

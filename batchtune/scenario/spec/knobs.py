@@ -36,11 +36,11 @@ _SHARED: Final = ("max_batch_size", *WORDS)
 
 
 def in_house_words(knobs: Any) -> Any:
-    """Rename Triton's names in a search space, or in fixed values, to TensorFlow Serving's, which are used
-    everywhere else; what is no mapping is returned as it is.
+    """Return a search space, or fixed values, with Triton's names replaced by TensorFlow Serving's; what is no
+    mapping is returned as it is.
 
     Raises:
-        ValueError: a parameter that is there under both names.
+        ValueError: a parameter is given under both names.
     """
     flat = _flattened(knobs) if isinstance(knobs, Mapping) else knobs
     return in_words_of(flat, [(house, triton, 1) for house, triton in WORDS.items()])
@@ -49,11 +49,11 @@ def in_house_words(knobs: Any) -> Any:
 def triton_configuration(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, original: FoundBatching | None
 ) -> Configuration:
-    """Make a configuration of Triton from values by name: `point` over `fixed` over `original`, what the
-    server had before (None: one instance, sizes up to 4).
+    """Make a configuration of Triton from values by name: those of `point`, else of `fixed`, else of `original`.
 
-    Size, delay and instances are always set; without batching only the instances. Preferred sizes beyond
-    `max_batch_size` are left out, so that every combination of a space is legal.
+    `original`: the batching that the server had before; None: one instance, batches of at most 4. Size, delay and
+    instances are always set; without batching only the instances. Preferred sizes above `max_batch_size` are left
+    out, so that every combination of a space is legal.
 
     Raises:
         BatchingParametersError: values that Triton would not accept.
@@ -94,7 +94,7 @@ def server_flags_of(values: Mapping[str, Any]) -> dict[str, str]:
     of the model: name without dashes -> text.
 
     Raises:
-        BatchingParametersError: a port that is none.
+        BatchingParametersError: a port that is no number from 0 to 65535.
     """
     require_ports(values)
     return {
@@ -164,11 +164,11 @@ def _setting(name: str, value: Any, largest: int) -> str:
 
 
 def in_words_of(knobs: Any, words: Sequence[ServerWord]) -> Any:
-    """Rename the server's own names in a search space, fixed values or defaults to TensorFlow Serving's, with
-    values in its units; what is no mapping is returned as it is. `words`: as `MeansSpec.words` returns them.
+    """Return a search space, fixed values or defaults with the server's own names replaced by TensorFlow Serving's,
+    and values in its units; what is no mapping is returned as it is. `words`: as `MeansSpec.words` returns them.
 
     Raises:
-        ValueError: a parameter that is there under both names.
+        ValueError: a parameter is given under both names.
     """
     if not isinstance(knobs, Mapping):
         return knobs
@@ -199,11 +199,11 @@ def http_configuration(
     *,
     words: Sequence[ServerWord],
 ) -> Configuration:
-    """Make a configuration of a server of kind http from values by name: `point` over `fixed` over
+    """Make a configuration of a server of kind http from values by name: those of `point`, else of `fixed`, else of
     `defaults`.
 
-    Names that are not among `words` become flags. Without batching num_batch_threads stays, as a flag, where
-    the server has such a parameter.
+    Names that are not among `words` become flags. Without batching num_batch_threads becomes a flag where the server
+    has such a parameter.
 
     Raises:
         BatchingParametersError: a size, wait or number that no server would accept.
@@ -233,12 +233,12 @@ KNOBS = (*PARAMETER_NAMES, "enable_batching")
 def configuration_of(
     fixed: Mapping[str, Any], point: Mapping[str, Any], *, searched: Container[str]
 ) -> Configuration:
-    """Make a configuration of TensorFlow Serving from values by name: `point` over `fixed`. Names that are no
-    batching parameter become server flags.
+    """Make a configuration of TensorFlow Serving from values by name: those of `point`, else of `fixed`. Names that
+    are no batching parameter become server flags.
 
-    `enable_batching: false` turns batching off and leaves its parameters and length buckets aside. So that
-    every combination of a space is legal, sizes are fitted to `max_batch_size` where one of the two is among
-    the `searched` names.
+    `enable_batching: false` turns batching off; its parameters and length buckets are then ignored. So that every
+    combination of a space is legal, `allowed_batch_sizes` and `max_execution_batch_size` are cut to `max_batch_size`
+    where they or that are among the `searched` names.
 
     Raises:
         BatchingParametersError: values that no server would accept.
@@ -269,7 +269,8 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return those of the values that are no batching parameter, as sorted pairs (name without dashes, text).
 
     Raises:
-        BatchingParametersError: a flag that each trial writes by itself, or a port that is none.
+        BatchingParametersError: a flag by which each trial sets the parameters, or a port that is no number from 0 to
+            65535.
     """
     for name in values:
         if name not in KNOBS and name.lstrip("-") in SERVER_SWITCHES:

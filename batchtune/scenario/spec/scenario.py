@@ -81,8 +81,8 @@ class Scenario(Spec):
     def axes(self) -> Mapping[str, ListSpace | RangeSpace]:
         """The parameters that are searched: name -> values.
 
-        With several models `MODEL:NAME` is a parameter that one model has of its own: its values are those of
-        the model's `space`, else of search.space; it is left out where only the model's `batching` sets it.
+        With several models `MODEL:NAME` is parameter NAME of one model. Its values are those of the model's `space`,
+        else those of search.space unless the model's `batching` sets NAME.
         """
         if not self.target.models:
             return self.search.space
@@ -106,10 +106,10 @@ class Scenario(Spec):
         }
 
     def configuration(self, point: Mapping[str, Any] | None = None) -> Configuration:
-        """Make the configuration of a point of `axes` (parameter -> value; None: none) over `fixed`; names
+        """Make the configuration of the values of `point` (a parameter of `axes` -> value), else of `fixed`; names
         that are no batching parameter are server flags.
 
-        With several models each has its own parameters, but for those that they share.
+        With several models each has parameters of its own besides those that all share; `point` None: `fixed` alone.
 
         Raises:
             BatchingParametersError: values that no server would accept.
@@ -147,15 +147,14 @@ class Scenario(Spec):
         return replace(first, batching=threads, models=owned)
 
     def with_models(self, shared: Configuration) -> Configuration:
-        """Return the configuration `shared` with the parameters added that single models have of their own
+        """Return the configuration `shared` with the own parameters of each model that has any
         (`target.models.batching`)."""
         owners = [(m.name, m.configuration(shared).batching) for m in self.target.models if m.batching]
         return replace(shared, models=tuple((name, own) for name, own in owners if own is not None))
 
     @property
     def streams(self) -> bool:
-        """Whether answers are streams of tokens from a server that batches continuously, so that no batch has
-        a time."""
+        """Whether requests are of protocol openai, whose servers batch continuously, so that no batch has a time."""
         return self.request.protocol == "openai"
 
     @property
@@ -177,8 +176,8 @@ class Scenario(Spec):
 
     @property
     def fixed_flags(self) -> tuple[tuple[str, str], ...]:
-        """(Name without dashes, value) of the server flags among `fixed`; no batching and the defaults run
-        with these flags too."""
+        """(Name without dashes, value) of the server flags in `fixed`, of kind http also in `target.defaults`, sorted;
+        every configuration has them, the references too."""
         if self.target.kind == "triton":
             return tuple(sorted(server_flags_of(self.fixed).items()))
         if self.target.kind == "http":
@@ -186,11 +185,9 @@ class Scenario(Spec):
         return server_flags(self.fixed)
 
     def of_models(self) -> dict[str, Scenario]:
-        """Return model name -> scenario for each of `target.models`: with its model, requests, rate and SLO,
-        and all else of this scenario.
-
-        Its objective can be measured at that load: latency at a rate, throughput of a closed loop.
-        """
+        """Return model name -> scenario for each of `target.models`: with the model's own requests, rate or clients
+        and SLO, another seed, and all else of this scenario. The objective is latency in an open loop, throughput in a
+        closed one."""
         scenarios = {}
         for at, own in enumerate(self.target.models):
             load = self.load.model_copy(
@@ -219,10 +216,10 @@ class Scenario(Spec):
         return self.model_copy(update={"load": self.load.model_copy(update=changes)})
 
     def require_rows_fit(self) -> None:
-        """Check that the largest request fits in some batch that may be tried; a server refuses larger ones.
+        """Check that the largest request fits in the largest batch that may be tried; a server refuses larger ones.
 
         Raises:
-            ScenarioError: it fits in none.
+            ScenarioError: it does not.
         """
         rows = self.request.rows_most
         knob = self.search.space.get("max_batch_size")
@@ -244,11 +241,10 @@ class Scenario(Spec):
             )
 
     def document(self) -> dict[str, Any]:
-        """Return this scenario as its YAML would have it, with every default spelt out and file names
-        absolute.
+        """Return this scenario as the mapping of its YAML, with defaults written out and file names absolute.
 
-        Times that were not set, but follow from the server's speed, are left out: written down they would
-        count as given.
+        Left out are those that would count as given if they were written, such as durations and a budget that follow
+        from the server's speed.
         """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for name, key in (("duration_s", "duration"), ("warm_up_s", "warm_up")):
@@ -401,8 +397,8 @@ class Scenario(Spec):
 
     @property
     def unset_parameters(self) -> list[str]:
-        """Return the parameters that `target.set` can pass to a server of kind http, and that are neither searched nor
-        fixed, so that the server has its own value of them."""
+        """The names of parameters that `target.set` can give to a server of kind http, and that are neither searched
+        nor fixed: the server uses its own values of these."""
         house = {word: name for name, word, _ in self.target.words}
         given = {*self.search.space, *self.fixed}
         names = () if self.target.set is None else sorted(self.target.set.names())

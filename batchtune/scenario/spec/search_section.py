@@ -39,7 +39,7 @@ KnobField = Annotated[KnobValue, BeforeValidator(_knob_value)]
 
 
 class ListSpace(Spec):
-    """Values in the order of their size, where they have one."""
+    """Values to try: numbers in rising order, others in the order given."""
 
     values: tuple[KnobField, ...]
 
@@ -63,7 +63,7 @@ class ListSpace(Spec):
 
 
 class RangeSpace(Spec):
-    """Values from low to high, both included where the step meets it: evenly spaced, or doubling with log."""
+    """Values from low on: evenly spaced, up to high or the last step below; with log doubling, and then high."""
 
     low: int | float = Field(description="first value")
     high: int | float = Field(description="last value")
@@ -200,7 +200,7 @@ class BudgetSpec(Spec):
 
 
 class SearchSpec(Spec):
-    """How the space is searched; the space is a grid, and a point of it a tuple of indices."""
+    """How the space is searched; the space is a grid, and a point of it has one value for each parameter."""
 
     strategy: Strategy = Field(
         default="guided",
@@ -244,9 +244,9 @@ class SearchSpec(Spec):
         return self
 
     def check_parallel(self, *, launches: bool, has_fleet: bool) -> None:
-        """Check that the servers of `search.parallel` can be tested at once; raises a problem if not.
+        """Check that several servers of `search.parallel` can be tested at once; raises a problem if not.
 
-        `launches`: one server of one model is launched here; `has_fleet`: the load comes from a fleet.
+        `launches`: batchtune launches the server, which has one model. `has_fleet`: the load comes from a fleet.
         """
         path, wrong = ("search", "parallel"), None
         if self.parallel.servers == 1:

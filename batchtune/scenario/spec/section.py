@@ -33,7 +33,8 @@ from batchtune.units import (
 
 
 class Spec(BaseModel):
-    """A frozen part of a scenario: unknown keys are refused; attributes carry units, YAML keys need none."""
+    """A frozen part of a scenario: unknown keys are refused. Names of attributes end in the unit (`duration_s`); YAML
+    keys have none, and their values may (`duration: 5s`)."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True, protected_namespaces=()
@@ -41,8 +42,8 @@ class Spec(BaseModel):
 
     @classmethod
     def without_unset_parts(cls, given: Any) -> Any:
-        """Return a mapping for this section without the parts that are null, as `--set slo=null` makes them: they have
-        their defaults."""
+        """Return a mapping for this section without the sections in it that are null, as by `--set slo=null`, so that
+        these have their defaults; what is no mapping is returned as it is."""
         if not isinstance(given, Mapping):
             return given
         parts: dict[str, Any] = {
@@ -230,11 +231,11 @@ ModelName = Annotated[str, AfterValidator(_nearby_model)]
 
 
 def require_cpus(key: str, cpus: Sequence[int] | None) -> None:
-    """Check that this process may run on the CPUs that a scenario asks for under this key. Not part of
-    reading a scenario, since a run is read on any machine.
+    """Check that this process may run on all CPUs that a scenario names under `key`; None: it names none. Reading a
+    scenario does not check this, since a run may be read on another machine.
 
     Raises:
-        ScenarioError: it may not, or the system keeps no process on some of its CPUs.
+        ScenarioError: it may not, or this system cannot pin processes to CPUs.
     """
     if cpus is None:
         return

@@ -28,7 +28,8 @@ model."""
 
 
 class ServedModelSpec(Spec):
-    """One of several models of a server; what is left out is taken from the scenario's own request, load and slo."""
+    """One of several models of a server; `request`, rate, `concurrency` or `slo` that are left out are the
+    scenario's."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -53,8 +54,8 @@ class ServedModelSpec(Spec):
     )
 
     def configuration(self, shared: Configuration) -> Configuration:
-        """Return the configuration of this model on a server with the parameters `shared`; where the server
-        does not batch, `shared` itself.
+        """Return the configuration of this model on a server with the configuration `shared`: with the model's
+        parameters in `shared.models`, else with its `batching` added; where the server does not batch, `shared` itself.
 
         Raises:
             BatchingParametersError: a name or a value that no server would accept.
@@ -71,13 +72,14 @@ class ServedModelSpec(Spec):
 def refuse_unheard(
     scenario: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]], *, option: str
 ) -> None:
-    """Check that no override sets a key for which a model of the scenario has a value of its own, which would
-    hide it.
+    """Check that every override of request, slo, load.rate or load.concurrency takes effect on each of several
+    models: a model's own value would take precedence.
 
-    `scenario`, `overrides`: as plain data. `option`: the option that gave the overrides, for the message.
+    `scenario`: plain data, with the overrides applied. `overrides`: plain data of each. `option`: the option that gave
+    them, for the message.
 
     Raises:
-        UsageError: one does, and no override sets the model's own value.
+        UsageError: a model has its own value, which no override sets.
     """
     models = _below(scenario, "target", "models")
     own_keys = {
@@ -120,8 +122,8 @@ def check_spaces(models: Sequence[ServedModelSpec]) -> None:
 
 
 def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
-    """Check that each of several models has a rate or clients, as `load.arrivals` asks for; raises a problem
-    if not."""
+    """Check that several models can be loaded so: by these arrivals, for a duration, from this machine, and each with
+    a rate of its own or the scenario's in an open loop, with clients in a closed one; raises a problem if not."""
     closed = not load.open_loop
     if models and load.arrivals not in ("closed", "constant", "poisson", "gamma"):
         raise problem("several models take closed, constant, poisson or gamma", at=("load", "arrivals"))

@@ -76,7 +76,7 @@ PORT_PLACES: Final = ("{port}", "{port2}", "{port3}")
 
 
 class TlsSpec(Spec):
-    """How to verify the server and, for mutual TLS, to identify ourselves; PEM files."""
+    """PEM files that verify the server and, for mutual TLS, identify the client."""
 
     ca_file: FileName | None = Field(default=None, description="absent: the system's trust store")
     certificate_file: FileName | None = None
@@ -322,8 +322,8 @@ class TargetSpec(Spec):
 
     @property
     def runs_already(self) -> bool:
-        """Whether the server is started by others, or by commands, so that it gets no CPUs of this
-        machine."""
+        """Whether the server runs already, or the scenario's own commands start it, so that batchtune chooses no CPUs
+        for it."""
         return self.kind in ("external", "command", "http") or self.attached
 
     @property
@@ -335,8 +335,8 @@ class TargetSpec(Spec):
 
     @property
     def takes_parameters(self) -> bool:
-        """Whether the scenario says how the server is given its parameters; of kind http by `set`, or by a
-        file among the words of `launch`."""
+        """Whether the scenario says how the server is given its parameters: False for kind http with neither `set`
+        nor a file among the words of `launch`."""
         return self.kind != "http" or self.set is not None or takes_file(self.launch or ())
 
     @property
@@ -346,21 +346,22 @@ class TargetSpec(Spec):
 
     @property
     def reads_back(self) -> bool:
-        """Whether it is certain that the server runs with the applied configuration, since that is read from
-        it, or since the server is known to obey its flags and its file."""
+        """Whether it is certain that the server runs with the applied configuration: it can be read from the server
+        (kind http), or the server is known to obey its flags and file (every kind but command)."""
         if self.kind == "http":
             return self.set is not None and self.set.request is not None and self.set.request.read is not None
         return self.kind != "command"
 
     @property
     def words(self) -> tuple[ServerWord, ...]:
-        """(Our name, the server's name, our units in one of the server's) for each parameter of a server of
-        kind http that TensorFlow Serving has too; empty for other kinds."""
+        """As `MeansSpec.words`, for a server of kind http; empty for other kinds."""
         return self.means.words()
 
     def traps_of(self, values: Mapping[str, Collection[object]]) -> list[str]:
-        """Return the warnings (`target.traps`) on parameters with a value other than 0 and off; `values`:
-        parameter, by TensorFlow Serving's name where it has one -> values to be used."""
+        """Return the warnings of `target.traps` on parameters that are to have any value but 0 or off.
+
+        `values`: parameter, by TensorFlow Serving's name where it has one -> values to be used.
+        """
         ours = {word: name for name, word, _ in self.words}
         return [
             f"{word}: {text}"
@@ -374,8 +375,8 @@ class TargetSpec(Spec):
 
     @property
     def runs(self) -> Literal["bundled", "local", "docker", "command"]:
-        """What is launched; command: a program of the user's that takes the flags of
-        tensorflow_model_server."""
+        """What is launched: the bundled server, a program on this machine (local), a container, or the command of a
+        program of the user's that takes the flags of tensorflow_model_server."""
         if self.server is not None:
             return self.server
         if self.docker is not None:
@@ -605,11 +606,10 @@ class TargetSpec(Spec):
 
 
 def target_written(given: object) -> tuple[str, tuple[ServerWord, ...]]:
-    """From a scenario as parsed and not yet checked, return its `target.kind` and its target's parameter
-    names.
+    """Return (`target.kind`, names of the target's parameters) of a scenario that is parsed and not yet checked.
 
-    The kind is "" without a target. The names are as in `TargetSpec.words`; () where `target.means` is
-    malformed, which the check of the scenario reports.
+    The kind is "" without a target. The names are as `TargetSpec.words`; () where `target.means` is malformed, which
+    the check of the scenario reports.
     """
     target = given.get("target") if isinstance(given, Mapping) else None
     if isinstance(target, TargetSpec):
@@ -631,8 +631,7 @@ def _written_words(means: object) -> tuple[ServerWord, ...]:
 
 
 def unsayable(target: TargetSpec) -> str:
-    """Return a text that explains why the server cannot be made not to batch, for targets of which
-    `can_be_off` is False."""
+    """Return why batching cannot be turned off on this server, as a clause; for a target with `can_be_off` False."""
     if target.kind == "http":
         return "target.means names no parameter for the rows in a batch"
     return "a tfserving file, all that target's commands name, cannot express no batching"
@@ -645,8 +644,8 @@ _HINT: Final = (
 
 
 def can_be_off(target: TargetSpec) -> bool:
-    """Whether the server can be made not to batch: False for commands that get only a tfserving file, and for
-    a server of kind http without a parameter for the rows in a batch."""
+    """Whether batching can be turned off: False for commands that get only a tfserving file, and for a server of kind
+    http without a parameter for the rows in a batch."""
     if target.kind == "http":
         return target.means.rows is not None
     words = [word for command in (target.launch, target.apply) for word in command or ()]
@@ -657,8 +656,8 @@ def can_be_off(target: TargetSpec) -> bool:
 
 
 def check_off(target: TargetSpec, fixed: Mapping[str, object], space: Mapping[str, Space]) -> None:
-    """Where no batching is fixed or searched, check that the server can be made not to batch; raises a
-    problem if not."""
+    """Check that batching can be turned off on the server where `fixed` or `space` has `enable_batching: false`;
+    raises a problem if not."""
     if can_be_off(target):
         return
     switch = "enable_batching"
@@ -675,7 +674,7 @@ def require_sayable(configuration: Configuration, target: TargetSpec) -> None:
     """Check that this configuration can be applied to the server.
 
     Raises:
-        BatchingParametersError: it is no batching, and the server cannot be made not to batch.
+        BatchingParametersError: it turns batching off, which this server cannot.
     """
     if configuration.batching is None and not can_be_off(target):
         raise BatchingParametersError(unsayable(target), hint=_HINT)

@@ -251,8 +251,8 @@ class OpenAiSpec(Spec):
     )
 
     def at(self, url: str) -> OpenAiSpec:
-        """Return the section with the path of a URL that ends in the path of an API; it names the API too where the
-        section does not."""
+        """Return the section with the path of `url` where that ends in the path of an API, and with that API unless
+        the section sets `api`; unchanged for another URL, or where the section has a path."""
         of_api = re.match(r"\w+://[^/]*(/.*?)?/(chat/completions|completions|embeddings)(\?.*)?$", url)
         if of_api is None or self.path is not None:
             return self
@@ -587,7 +587,7 @@ class LoadSpec(Spec):
                 )
 
     def check_spread(self, endpoints: int) -> None:
-        """Check that the load can be spread over `endpoints` replicas, so that each gets requests, within
+        """Check that every one of `endpoints` replicas can get requests, by the number of clients and within
         `max_in_flight`; raises a problem if not."""
         if self.concurrency is not None and self.concurrency < endpoints:
             raise problem(
@@ -607,5 +607,5 @@ class LoadSpec(Spec):
             )
 
     def rate_is_missing(self) -> bool:
-        """Whether an open loop's arrivals need a rate, and it has none."""
+        """Whether the arrivals need a rate and the load has none."""
         return self.arrivals in {"constant", "poisson", "gamma", "on_off"} and self.rate_rps is None

@@ -160,7 +160,7 @@ def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
     random routes, which are equal for all devices.
 
     Raises:
-        ValueError: due times are not finite and ascending, a request has no row, or there is none.
+        ValueError: due times are not finite and ascending, a request has no row, or there is no request.
     """
     traffic = SimulatedTraffic(
         due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed
@@ -204,10 +204,11 @@ def closed_summary(  # noqa: PLR0913 as open_summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTraffic:
-    """Requests to `replicas` servers: those with a due time in seconds, and in a closed loop further ones.
+    """Requests to `replicas` servers: one at each time of `due_s`, in seconds, and in a closed loop further ones, each
+    sent when an earlier one is answered.
 
-    `requests`: how many in all; None: as many as `due_s`. Those without a due time are sent one by one, each when one
-    is answered. `rows`, `lengths`: of all requests; `lengths` None: they do not matter.
+    `requests`: how many in all; None: as many as `due_s`. `rows`, `lengths`: of each request, or `rows` one number for
+    all; `lengths` None: lengths do not matter.
 
     Raises:
         ValueError: due times are not finite and ascending, a request has no row, or there is no request or replica.
@@ -509,14 +510,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures of one traffic on several devices, each of shape (devices,), from the end of the warm-up on.
+    """Figures of one traffic on several devices, each of shape (devices,), without the warm-up.
 
-    throughput_rps: answers per second up to the last due time.
-    latency_s: [devices, quantiles], seconds, of the requests due from then on; refused ones count as inf.
-    mean_latency_s: of the answered ones of them. error_ratio: share of them that is refused.
-    mean_batch_rows: before padding, of the batches that start from then on; nan: none does.
+    throughput_rps: answers per second from the end of the warm-up to the last due time.
+    latency_s: [devices, quantiles], seconds, of the requests due after the warm-up; refused ones count as inf.
+    mean_latency_s: of those of these requests that are answered. error_ratio: the share that is refused.
+    mean_batch_rows: before padding, of the batches that start after the warm-up; nan: none does.
     busy_ratio: share of the time up to the last answer in which a replica's device runs a batch.
-    batch_rows_max: largest batch of the whole run, before padding.
+    batch_rows_max: largest batch of the whole run, warm-up included, before padding.
     """
 
     throughput_rps: NDArray[np.float64]

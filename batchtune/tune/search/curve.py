@@ -39,7 +39,7 @@ class _Reading:
 @dataclass(frozen=True, slots=True)
 class CurvePrediction:
     """A prediction for one load: requests/s answered, p95 in seconds, and the largest ratio of a latency to its limit
-    (inf: too many requests are refused)."""
+    (inf: more requests are refused than the SLO allows)."""
 
     answered_rps: float
     p95_s: float
@@ -47,9 +47,9 @@ class CurvePrediction:
 
 
 class Curve:
-    """The service-time curve τ(b) of the server under test, fitted anew with each load that `learn` gets.
+    """The service-time curve τ(b) of the server under test, fitted again with each load that `learn` gets.
 
-    `tau_s` [4097]: seconds of a batch by its rows, of one thread. `contention`: share by which each further batch at
+    `tau_s` [4097]: seconds of a batch by its rows, executed alone. `contention`: share by which each further batch at
     once slows the others down; None: batches run one at a time. `is_line`: whether τ is a straight line.
     """
 
@@ -73,7 +73,7 @@ class Curve:
 
     @property
     def knows_threads(self) -> bool:
-        """Whether loads with one batch thread and with several were learned, so that the gain by threads is
+        """Whether loads with one batch thread and with several were learned, so that the gain by more threads is
         known."""
         threads = {reading.threads for reading in self._readings}
         return 1 in threads and max(threads) > 1
@@ -84,7 +84,7 @@ class Curve:
         return {reading.rows for reading in self._readings}
 
     def has_read(self, rows: float, *, threads: int) -> bool:
-        """Whether a batch size within a tenth of this one, in rows, was measured with so many batch threads."""
+        """Whether a batch size within a tenth of `rows` was measured with `threads` batch threads."""
         read = [reading.rows for reading in self._readings if reading.threads == threads]
         return any(math.isclose(known, rows, rel_tol=0.1) for known in read)
 
@@ -97,8 +97,8 @@ class Curve:
         return float(self.tau_s[min(max(round(rows), 1), _ROWS_MAX)])
 
     def learn(self, configuration: Configuration, *, rows: float, rows_per_s: float) -> None:
-        """Add a load under which the device was never idle, with batches of `rows` rows; ignored if `rows_per_s` is
-        not above 0."""
+        """Add a load under which the device was never idle, with batches of `rows` rows; ignored where `rows_per_s` is
+        0 or NaN."""
         if not rows_per_s > 0.0:
             return
         threads = 0
@@ -108,7 +108,8 @@ class Curve:
         self._fit()
 
     def most_rps(self, configuration: Configuration) -> float:
-        """Compute the highest throughput of full batches, requests/s, whatever the latency."""
+        """Compute the highest throughput over all batch sizes up to the maximum, requests/s, for full batches and any
+        latency."""
         batcher = self._batcher(configuration)
         rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
         return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
@@ -124,7 +125,7 @@ class Curve:
         return len(self.rows_read) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:
-        """Find by simulation the highest rate of Poisson arrivals within the limits, requests/s."""
+        """Find by simulation the highest rate of Poisson arrivals within the SLO's limits, requests/s."""
         batcher = self._batcher(configuration)
         if batcher not in self._cache:
             self._cache[batcher] = self._highest(batcher, self.most_rps(configuration))
@@ -251,11 +252,11 @@ def _medians(readings: list[tuple[float, float]]) -> tuple[NDArray[np.float64], 
 
 
 def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute τ in seconds at 1 to 4,096 rows, shape (4096,), from measured sizes `rows` and `tau_s`, both
+    """Compute τ in seconds at 1 to 4,096 rows, shape (4096,), from measured sizes `rows` and their times `tau_s`, both
     shape (n,).
 
-    A line with no negative coefficient where it misses no size by more than 0.2 in natural logs; else linear
-    from size to size. With one size only, a guess that each further row adds an eighth.
+    A straight line without negative coefficients, if it misses no size by more than 0.2 in natural logs; else linear
+    from size to size. With one size only, each further row is guessed to add an eighth of the time of one row.
     """
     every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
     # What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only.

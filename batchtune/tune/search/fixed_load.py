@@ -37,8 +37,9 @@ WORTH = 1.02
 class Standing:
     """A contender's merit under the scenario's load, from `runs` runs.
 
-    `mean`, `low`, `high`: median merit and the ends of its interval. A merit is the natural log of requests/s, or minus
-    that of p95 in seconds (with several models: of the largest share of a limit used); higher is better.
+    `mean`, `low`, `high`: the median merit and the ends of its interval. The merit of a run is the natural log of
+    requests/s; with objective latency minus the log of p95 in seconds, with several models minus the log of the largest
+    ratio latency / limit. Higher is better.
     `keeps`: more of the runs that count held the SLO than missed it. `misses`: at least two missed it, and fewer held
     it.
     """
@@ -67,7 +68,7 @@ class FixedLoadSearch(Search):
     # What runs say.
 
     def merit(self, run: BracketRun) -> float:
-        """Return the merit of one run, a natural log (see `Standing`); NaN: the run has no figure."""
+        """Return the merit of one run (`Standing`), a natural log; NaN: the run has no figure."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if self.of_models:
             value = min(of_limit(run.latency_s, self.limits), TIGHT_MAX)
@@ -92,7 +93,7 @@ class FixedLoadSearch(Search):
         return self._foreign_numbers
 
     def standing(self, contender: Contender) -> Standing | None:
-        """Return a contender's merit from its runs under the scenario's load; None: it has no such run.
+        """Return a contender's merit from its runs under the scenario's load; None: none of these has a figure.
 
         Once there are FRESH confirmation runs, only these count.
         """
@@ -114,11 +115,11 @@ class FixedLoadSearch(Search):
         )
 
     def spread(self) -> float:
-        """Return the standard deviation of the merit, a natural log, between runs of one configuration (0.05
-        is about 5 %).
+        """Return the standard deviation of the merit, a natural log, between runs of one configuration (0.05 is about 5
+        %).
 
-        From the median deviation of repeated runs, averaged with an assumed spread while there are fewer than
-        `trusted` repeats; at least `least`.
+        It comes from the median deviation of repeated runs; while there are few of them, averaged with an assumed
+        spread.
         """
         # Repeats (degrees of freedom) from which the measured spread is used alone, and the least.
         trusted, least = 4, 0.015
@@ -145,12 +146,12 @@ class FixedLoadSearch(Search):
         return spread * (latency_factor if self._is_latency else 1.0)
 
     def leader(self) -> Contender:
-        """Return the contender with the best merit of those that keep the SLO; where none does, the nearest
-        to the SLO, else the one with the best hope.
+        """Return the contender with the best merit of those that keep the SLO; where none does, the nearest to the SLO,
+        else the one with the best hope.
 
-        A contender with confirmation runs stays the leader while its interval, or LEVEL times its figure,
-        reaches the best merit; of a contender without FRESH of them the lower end, since the best of many runs was also
-        lucky, and a host may be slower later.
+        A contender with confirmation runs stays the leader while its interval, or LEVEL times its figure, reaches the
+        best merit. Where the contender with the best merit has fewer than FRESH confirmation runs, the lower end of its
+        interval is to be reached instead: the best of many runs was also lucky.
         """
         best = max(self.contenders, key=self._rank)
         top = self.standing(best)
@@ -531,7 +532,7 @@ def _is_step(contender: Contender, leader: Contender) -> bool:
 
 
 def search_of(scenario: Scenario, *, budget_s: float) -> Search:
-    """Make the search for the scenario's objective: capacity by loads at different rates, throughput and latency under
-    the scenario's own load."""
+    """Make the search for the scenario's objective: for capacity by loads at different rates, for throughput or latency
+    under the scenario's own load. `budget_s`: seconds that the sweep may take."""
     kind = CapacitySearch if scenario.objective == "capacity" else FixedLoadSearch
     return kind(scenario, budget_s=budget_s)

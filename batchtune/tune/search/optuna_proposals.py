@@ -25,9 +25,9 @@ def proposed_points(
 ) -> Iterator[dict[str, Any]]:
     """Yield at most ATTEMPTS different points that Optuna proposes, the most promising first.
 
-    `values`: parameter -> its values; the grid of them is searched. `known`: points with results, higher is better;
-    those outside the grid are left out. `sampler`: in place of `usual_sampler`, for benchmarks. Yields nothing where
-    each parameter has one value only.
+    `values`: parameter -> its values; the grid of them is searched. `known`: (point, result), higher is better; points
+    outside the grid are ignored. `sampler`: in place of `usual_sampler`, for benchmarks. Yields nothing where each
+    parameter has one value only.
     """
     named = {name: list(choices) for name, choices in values.items() if len(choices) > 1}
     if not named:

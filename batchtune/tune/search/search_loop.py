@@ -63,7 +63,7 @@ NORMAL_MAD = 1.4826
 class Search(ABC):
     """One search: `observe` takes the trials that ended, `next_asks` returns the loads to run next.
 
-    `alone`: the only one of several models that this search loads; "": all.
+    `alone`: with several models, the name of the only model that this search loads; "": all.
     """
 
     hopes_max = 64
@@ -135,8 +135,8 @@ class Search(ABC):
         self.contenders.beyond_memory = points_beyond_memory(self.trials)
 
     def violation(self, run: BracketRun) -> float:
-        """Return the largest of a run's ratios figure / limit: of latencies, of the share of errors, and of the rate
-        asked for over the rate answered; above 1 misses the SLO. inf: a figure is unknown, or nothing was answered."""
+        """Return the largest of a run's ratios figure / limit, over latencies, the share of errors, and requested over
+        answered rate; above 1 the run misses the SLO. inf: a figure is unknown, or no request was answered."""
         error_limit, answered_rps = self.scenario.slo.error_ratio, run.answered_rps
         errors = run.error_ratio / error_limit if error_limit > 0.0 else 1.0 + run.error_ratio
         unanswered = (run.rate_rps or 0.0) / answered_rps if answered_rps > 0.0 else math.inf
@@ -178,12 +178,11 @@ class Search(ABC):
     # What is asked next.
 
     def next_asks(self, count: int, *, left_s: float) -> list[TrialRequest]:
-        """Return up to `count` loads to run at once (one for each node); []: the search is done, or out of
-        time.
+        """Return up to `count` loads to run at once (one for each node); []: the search is done, or out of time.
 
-        `left_s`: seconds left of the budget. All returned loads are of the same phase, since scouts decide
-        which contenders are compared, and comparisons which contender is confirmed. Each is of another
-        contender, except confirmation runs.
+        `left_s`: seconds left of the budget. All returned loads are of one phase, since scouts decide which contenders
+        are compared, and comparisons which contender is confirmed. Each is of a different contender, except
+        confirmation runs.
         """
         asks: list[TrialRequest] = []
         self.pending = set()
@@ -216,7 +215,7 @@ class Search(ABC):
 
     @abstractmethod
     def leader(self) -> Contender:
-        """Return the contender that would be the answer now; where none kept the SLO, the one nearest to it."""
+        """Return the contender that would be the answer now; where none keeps the SLO, the one nearest to it."""
 
     @abstractmethod
     def best(self) -> Contender | None:
@@ -227,9 +226,10 @@ class Search(ABC):
         """Return the next run that compares contenders; None: none is left to compare, or there is no time for it."""
 
     def alone_comparison(self, left_s: float) -> TrialRequest | None:
-        """Return the next load of one of several models by itself; None: the time for such loads is spent.
+        """With several models, return the next load of one model by itself; None: the time or trials for such loads are
+        spent.
 
-        From then on the combinations of each model's best point are contenders.
+        Before None is returned, the combinations of each model's best point become contenders.
         """
         most = self.scenario.search.budget.trials
         for at, search in enumerate(self.alone.values(), 1):
@@ -251,8 +251,8 @@ class Search(ABC):
             self.contenders.put_together(points)
 
     def spent_s(self, left_s: float) -> float:
-        """Return the seconds of the budget that are spent; where a budget of trials is used up, at least the
-        share for comparing."""
+        """Return the seconds of the budget that are spent; where a budget of trials is used up, at least as many as
+        scouting and comparing may take."""
         spent_s = self.budget_s - left_s
         return max(spent_s, COMPARE_SHARE * self.budget_s) if self._has_tried_enough() else spent_s
 
@@ -271,13 +271,14 @@ class Search(ABC):
     def is_first(self, contender: Contender) -> bool:
         """Whether a contender is tried before the leader's neighbours, so that not all tried lie around one point.
 
-        With several models: the combinations of each model's best, and the scattered points. With one model: none.
+        With several models: the combinations of each model's best point, and the scattered points. With one model: no
+        contender.
         """
         return self.of_models and bool({"alone", "grid"} & set(contender.sources))
 
     @property
     def space_size(self) -> int:
-        """Number of points of the space, with those by which it grew."""
+        """Number of points of the space, including those by which it grew."""
         return math.prod(len(values) for values in self.contenders.values.values())
 
     @property
@@ -287,19 +288,19 @@ class Search(ABC):
 
     @property
     def usual_s(self) -> float:
-        """The time budget, by which runs are as long as they may be; where only trials are budgeted, what a sweep of
-        such a server would get: a stall that is taken for a slow batch would else make confirmation runs of 20 s."""
+        """Seconds of the budget, of which a run may take a share. Where only trials are budgeted, what a sweep of such
+        a server would get by default: else a stall that is taken for a slow batch would make confirmation runs of 20
+        s."""
         if self.scenario.search.budget.time_s is not None:
             return self.budget_s
         return min(self.budget_s, usual_budget_s(self.lone_s if math.isfinite(self.lone_s) else 0.0))
 
     @property
     def scout_s(self) -> float:
-        """Most seconds for scouting: SCOUT_SHARE of the budget, but at least 5.5 s where COMPARE_SHARE of the
+        """Seconds that scouting may take: SCOUT_SHARE of the budget, but at least 5.5 s where COMPARE_SHARE of the
         budget allows.
 
-        5.5 s are five scouts: with fewer, one that was stalled determines the slope of the curve (noisy.py,
-        20 s).
+        5.5 s are five scouts: with fewer, one that was stalled determines the slope of the curve (noisy.py, 20 s).
         """
         return max(SCOUT_SHARE * self.budget_s, min(5.5, COMPARE_SHARE * self.budget_s))
 
@@ -349,8 +350,8 @@ class Search(ABC):
     def name_rule(self, unbatched_rps: float) -> None:
         """Add the point of the throughput × interval rule as a contender, once.
 
-        `unbatched_rps`: requests/s without batching. Nothing is added while that or `lone_s` is unknown (0,
-        NaN).
+        `unbatched_rps`: requests/s without batching. Nothing is added while it is 0 or the latency of a lone request is
+        unknown.
         """
         if not self.has_curve or self.rule is not None or not (unbatched_rps > 0.0 and self.lone_s > 0.0):
             return
@@ -364,10 +365,10 @@ class Search(ABC):
             self.contenders.overlaid(self.rule.point, "rule")
 
     def optuna_contenders(self, worth: Sequence[tuple[Contender, float]]) -> Iterator[Contender]:
-        """Yield contenders that Optuna's sampler proposes; none with strategy "rule" or "grid".
+        """Yield contenders that Optuna's sampler proposes; nothing with strategy "rule" or "grid".
 
-        `worth`: contenders that ran, each with its value, higher is better. The sampler does not learn of
-        neighbours: they all lie around a leader, and its points would then stay there too.
+        `worth`: contenders that ran, each with its value, higher is better. Those that were proposed as neighbours are
+        not passed to the sampler: they all lie around a leader, and its points would then stay there too.
         """
         if self.scenario.search.strategy in ("rule", "grid"):
             return
@@ -383,8 +384,7 @@ class Search(ABC):
                 yield contender
 
     def best_trial(self) -> Trial | None:
-        """Return the latest trial of the contender that would be the answer now; None: it has none, or
-        nothing ran yet."""
+        """Return the latest trial of the contender that would be the answer now; None: no trial of it has run."""
         if not any(contender.runs for contender in self.contenders):
             return None
         runs = self.leader().runs
@@ -394,8 +394,8 @@ class Search(ABC):
     # What a run costs.
 
     def overhead_s(self) -> float:
-        """Return the seconds that a run takes beside its measured part (applying, warming up, draining): the
-        median of the last eight trials, or `assumed_s` with fewer than three."""
+        """Return the seconds that a run takes beside its measured part (applying, warming up, draining): the median
+        over the last eight trials; 0.4 s with fewer than three."""
         assumed_s = 0.4
         beside = [
             trial.seconds - trial.request.duration_s
@@ -405,8 +405,8 @@ class Search(ABC):
         return max(statistics.median(beside), 0.1) if len(beside) >= 3 else assumed_s
 
     def pace(self) -> Pace:
-        """Return the server's pace as far as it is known; it decides the warm-up and timeouts of the next
-        run."""
+        """Return the server's pace as far as it is known, from which the warm-up and timeouts of the next run are
+        chosen."""
         # Batch sizes in rows for which `Search.pace` gives the time of a batch.
         paced_rows = tuple(1 << power for power in range(12))
         known = {rows: self.curve.batch_s(rows) for rows in paced_rows} if self.curve.is_known else {}
@@ -414,8 +414,8 @@ class Search(ABC):
         return Pace(lone_s=self.lone_s, lone_rows=rows, batch_s_by_rows=known)
 
     def batch_s(self, rows: float) -> float:
-        """Return the seconds that a batch takes by the service-time curve; before there is a curve the
-        seconds of a lone request, or 0."""
+        """Return the seconds that a batch of `rows` rows takes, by the service-time curve; before there is a curve, the
+        seconds of a lone request (0: unknown)."""
         if self.curve.is_known:
             return self.curve.batch_s(rows)
         return max(self.lone_s, 0.0) if math.isfinite(self.lone_s) else 0.0
@@ -431,8 +431,8 @@ class Search(ABC):
     ) -> TrialRequest:
         """Return the request for a load of this contender.
 
-        `source`: what the trial is for; None: the source that proposed the contender. `rate_rps`: with
-        several models the sum of their rates. `load`: `concurrency` or `duration_s`.
+        `source`: what the trial is for; None: the source that proposed the contender. `rate_rps`: requests/s, with
+        several models the sum of their rates; None: the scenario's. `load`: `concurrency` or `duration_s` of the load.
         """
         if self.of_models:
             load["scale"] = 1.0 if rate_rps is None else rate_rps / self.stated_rps
@@ -462,8 +462,8 @@ class Search(ABC):
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
-        """Return a closed loop of `clients` for a contender; None: it had a closed loop already, or
-        `next_asks` has chosen a load for it."""
+        """Return a closed loop of `clients` for a contender; None: it has had a closed loop, or `next_asks` has already
+        chosen a load for it."""
         if contender in self.pending or any(
             run.clients is not None and run.rate_rps is None for run in contender.runs
         ):
@@ -474,8 +474,8 @@ class Search(ABC):
         return self.ask(contender, "calibration", why, concurrency=clients, duration_s=seconds)
 
     def full_loop(self, contender: Contender) -> TrialRequest | None:
-        """Return a closed loop with enough clients to fill every batch of a contender; None: as `loop`
-        returns it."""
+        """Return a closed loop with enough clients to fill every batch of a contender; None: it has had a closed loop,
+        or `next_asks` has already chosen a load for it."""
         clients = clients_to_fill(contender.configuration, self.scenario)
         batch_s = self.batch_s(contender.rows)
         # Of a loop that fills every batch, beyond two batches a thread: those whose answers are on their way.
@@ -490,11 +490,10 @@ class Search(ABC):
         )
 
     def corners(self) -> list[Contender]:
-        """Return up to three contenders to scout: a middle batch size, a large one whose batch takes at most
-        0.7 of the latency limit, and the middle one with more threads.
+        """Return the contenders to scout: a middle batch size, the largest whose batch takes at most 0.7 of the latency
+        limit, and the middle size with more threads.
 
-        Without a service-time curve also the last of them with each other parameter at either end of its
-        values.
+        Without a service-time curve also the last of these with each other parameter at either end of its values.
         """
         grid = [c for c in self.contenders if c.configuration.batching is not None and c.point is not None]
         if not grid:
@@ -536,7 +535,7 @@ class Search(ABC):
                 yield from (c for c in grid if c.point == {**(point or {}), name: end} and c not in corners)
 
     def unbatched_loop(self) -> TrialRequest | None:
-        """Return a closed loop without batching; None: it has run already."""
+        """Return a closed loop without batching; None: it has already run."""
         return self._patient_loop(self.unbatched(), "what is answered one by one")
 
     def present(self) -> Contender | None:
@@ -544,8 +543,8 @@ class Search(ABC):
         return self.contenders.of("present") if self.scenario.target.attached else None
 
     def present_loop(self) -> TrialRequest | None:
-        """Return a closed loop of what an attached server runs now; None: it has run already, or the server
-        was launched."""
+        """Return a closed loop of what an attached server runs now; None: it has already run, or the server was
+        launched."""
         present = self.present()
         return None if present is None else self._patient_loop(present, "what runs now")
 
@@ -562,14 +561,14 @@ class Search(ABC):
     def unbatched(self) -> Contender:
         """Return the contender without batching, whose throughput the throughput × interval rule starts from.
 
-        Where batching cannot be switched off, the one with the smallest batches (`one_by_one`).
+        Where batching cannot be switched off, the contender with the smallest batches (`one_by_one`).
         """
         return self.contenders.of("no_batching") or self.contenders.add(self._lone, "calibration")
 
     def equal_unbatched(self, top: Contender) -> Contender | None:
         """Return the contender without batching that has as many model instances as `top`, for a fair comparison.
 
-        None: the contender "no_batching" has as many, or `top` does not batch.
+        None: the contender "no_batching" has as many already or is missing, or `top` does not batch.
         """
         unbatched = self.contenders.of("no_batching")
         if unbatched is None or top.configuration.batching is None:
@@ -578,11 +577,11 @@ class Search(ABC):
         return None if alike == unbatched.configuration else self.contenders.add(alike, "no_batching")
 
     def hope_by_plane(self, known: Sequence[tuple[Contender, float]]) -> None:
-        """Set the hope of every contender, the figure expected of it, by a plane through those that ran, for
-        where there is no service-time curve.
+        """Set the hope of every contender in the space, the figure expected of it, by a plane through the contenders
+        that ran; for searches without a service-time curve.
 
-        `known`: contenders that ran, the leader first, each with the natural log of its figure; those near
-        the leader weigh most.
+        `known`: contenders that ran, the leader first, each with the natural log of its figure; those near the leader
+        weigh most.
         """
         located = [(at, value) for c, value in known if (at := self.contenders.indices(c)) is not None]
         if not located:
@@ -594,12 +593,12 @@ class Search(ABC):
                 contender.hope = math.exp(hope(at))
 
     def correct_hopes(self, known: Sequence[tuple[Contender, float, float]]) -> None:
-        """Set the hope of every contender, the figure expected of it: the curve's prediction times the median
-        ratio of runs to predictions in this sweep.
+        """Set the hope of every contender, the figure expected of it: the curve's prediction times the median ratio of
+        runs to predictions in this sweep.
 
-        `known`: contenders that ran, each with its figure to compare with the prediction, and its figure by
-        runs alone, both in the unit of `model_says`. Where the ratios differ too much between contenders the
-        curve is not trusted (`trusts_curve`), and the hope is the figure of the nearest contender that ran.
+        `known`: (contender, figure to compare with the prediction, figure from runs alone) of contenders that ran, in
+        the unit of `model_says`. Where the ratios differ too much between contenders, the curve is not trusted
+        (`trusts_curve`), and the hope is the figure of the nearest contender that ran.
         """
         shifts = [
             math.log(value / contender.model_says)

@@ -30,8 +30,8 @@ WAIT_S: Final = 0.25
 class NodeBenches:
     """Runs trials on several nodes at once, each by a bench on a thread of its own; `benches`: node name -> bench.
 
-    A bench that raises MeasurementInvalidError has lost its node: its trial runs again on another, and `on_event` gets
-    a message. `on_wait` is called about four times a second while no trial ends.
+    A bench that raises MeasurementInvalidError has lost its node: its trial runs again on another node, and `on_event`
+    gets a message. `on_wait` is called about four times a second while no trial ends.
     """
 
     def __init__(
@@ -50,7 +50,11 @@ class NodeBenches:
         return tuple(self._benches)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        """See `Nodes.run_all`."""
+        """Run these trials, each on the next node that is free, and yield each as it ends, with `node` set.
+
+        Raises:
+            MeasurementInvalidError: no node is left.
+        """
         waiting = list(plans)
         running: dict[Future[FinishedTrial], tuple[str, Plan]] = {}
         threads = ThreadPoolExecutor(max_workers=max(len(self._benches), 1))
@@ -99,8 +103,8 @@ class NodeBenches:
 
 
 class NodeStation:
-    """A server under test and its load on one node. Call `open` first, then `begin`, `look` until the trial has ended,
-    `result`; `close` at the end."""
+    """A server under test and its load on one node. Call `open` first; for each trial `begin`, `look` until it has
+    ended, `result`; `close` at the end."""
 
     def __init__(self) -> None:
         at_usual_priority()
@@ -114,12 +118,12 @@ class NodeStation:
         return this_place()
 
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:
-        """Make ready to launch the server. Returns the scenario with the CPUs that the server and its load
-        have on this node.
+        """Make ready to launch the server. Return the scenario with the CPUs that the server and its load have on this
+        node.
 
-        `cpus`: numbers of the CPUs of this station. `alone`: no other station is on this machine; else the
-        host is not watched, since the load of the others would look like noise. A Triton is launched at once,
-        and the returned scenario has the batching parameters found in its model's configuration.
+        `cpus`: numbers of the CPUs of this station. `alone`: no other station is on this machine; False: the host is
+        not watched, since the load of the others would look like noise. A Triton is launched at once, and the returned
+        scenario has the batching parameters found in its model's configuration.
 
         Raises:
             TargetError, UsageError: Triton does not start, or its model cannot be batched.
@@ -154,7 +158,7 @@ class NodeStation:
         self._trial = self._thread.submit(self._bench.run, plan)
 
     def look(self) -> tuple[LiveAggregate | None, bool]:
-        """Return the last live counts of the trial begun, and whether it has ended.
+        """Return (live, ended): the last live counts of the trial begun (None: none yet), and whether it has ended.
 
         Raises:
             MeasurementInvalidError: no trial was begun.
@@ -165,8 +169,8 @@ class NodeStation:
         """Return the trial that has ended.
 
         Raises:
-            BatchtuneError: the one that the trial raised.
-            MeasurementInvalidError: the trial raised another exception, or none was begun.
+            BatchtuneError: the trial raised this error.
+            MeasurementInvalidError: the trial raised another exception, or no trial was begun.
         """
         trial = self._begun()
         error = trial.exception(timeout=0.0)
@@ -175,7 +179,7 @@ class NodeStation:
         raise MeasurementInvalidError(f"its trial ended with {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Stop the server and the load generators; a trial under way fails, and is waited for up to 5 s."""
+        """Stop the server and the load generators; a trial that still runs fails, which is awaited for up to 5 s."""
         self._stack.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         ending_s = 5.0  # How long a trial in flight may take to end once its server is gone.
@@ -193,11 +197,13 @@ class NodeStation:
 
 @contextmanager
 def nodes_on_ray(scenario: Scenario, *, on_event: Callable[[str], None]) -> Iterator[ServerNodes]:
-    """Start a Ray actor with a station for each server of `search.parallel`; the end of the block ends them all.
+    """Start a Ray actor with a station for each server of `search.parallel`; the end of the `with` block ends them all.
 
     Raises:
-        UsageError: there is no cluster at that address, or no room in it.
-        MeasurementInvalidError: a node was lost meanwhile.
+        UsageError: there is no cluster at that address, or no room in it; or Triton's model differs between nodes or
+            cannot be batched.
+        TargetError: a server does not start; the message names the node.
+        MeasurementInvalidError: a node was lost during the block.
     """
     spec = scenario.search.parallel
     on_event(f"starting {spec.servers} servers on the Ray cluster: {spec.ray}")
@@ -219,15 +225,15 @@ def nodes_on_ray(scenario: Scenario, *, on_event: Callable[[str], None]) -> Iter
 
 
 class ServerNodes(NodeBenches):
-    """`Nodes` of which each has a station; stations on one machine get equal shares of its CPUs.
+    """`Nodes` with a station on each; stations on one machine get equal shares of its CPUs.
 
-    `scenario`: the given one with the CPUs of the first node, and the batching parameters that its Triton's model has
-    there. When a resumed run passes such a scenario, the other nodes still get CPUs of their own.
-    `report`: called with the plan and live counts of the trial in flight that began first; set by the caller.
+    `scenario`: the given one with the CPUs of the first node, and the batching parameters found there in its Triton's
+    model. When a resumed run passes such a scenario, the other nodes still get CPUs of their own.
+    `report`: set by the caller; called with the plan and live counts of the trial in flight that has the lowest number.
 
     Raises:
         TargetError: a server does not start; the message names the node.
-        UsageError: Triton's model has other batching parameters on one node than on the first.
+        UsageError: Triton's model has other batching parameters on one node than on the first, or cannot be batched.
     """
 
     def __init__(

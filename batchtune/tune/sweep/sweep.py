@@ -44,10 +44,10 @@ PHASES: Final = ("scouting", "comparing", "confirming")
 class SweepProgress:
     """How far a sweep is.
 
-    `phase`: one of PHASES. `plan`: of the trial in flight. `live`: its counts, None before the first.
+    `phase`: one of PHASES. `plan`: of the trial in flight. `live`: its counts; None: not yet known.
     `elapsed_s`, `budget_s`: seconds spent, and the budget (None: only trials limit the sweep).
     `trials_done`, `trials_max`: trials ended, and the budget (None: only time limits the sweep).
-    `best`: last trial of the configuration that leads so far; None: none.
+    `best`: the last trial of the configuration that leads so far; None: no configuration does.
     """
 
     phase: str
@@ -65,8 +65,8 @@ class Watcher:
     """Functions that a sweep calls.
 
     `on_progress`: a few times a second during a trial.
-    `on_plan`: once, with how the budget is divided, as soon as the server's speed is known.
-    `on_summary`: once, when the sweep ends, by whatever cause.
+    `on_plan`: once, with the division of the budget, as soon as the server's speed is known.
+    `on_summary`: once, when the sweep ends for any reason.
     """
 
     on_progress: Callable[[SweepProgress], None] = lambda _progress: None
@@ -100,16 +100,18 @@ def sweep(
     guard: HostGuard | None = None,
     client_max_rps: Callable[[RequestSet], float] | None = None,
 ) -> Iterator[FinishedTrial]:
-    """Measure configurations on a server until nothing is open or the budget is spent; yield each trial as it ends.
+    """Measure configurations on a server until no question is open or the budget is spent; yield each trial as it ends.
 
     `finished`: the trials of an interrupted sweep that is resumed; their time counts, and they are not run again.
-    `fleet`, `guard`, `client_max_rps`, `now_s`: as in `Bench`. KeyboardInterrupt passes through; only the trial in
+    `fleet`, `guard`, `client_max_rps`, `now_s`: passed to `Bench`. KeyboardInterrupt passes through; only the trial in
     flight is lost.
 
     Raises:
-        TargetError: the first three trials failed, or those of a running server with other parameters than it had
-            before. Once a trial has worked, failures only end the search sooner. Or a running server has ended.
+        TargetError: the first three trials failed; once one has worked, failures only end the search sooner.
+        WrongAnswerError: a running server worked only with the parameters that it had before.
+        ServerGoneError: a running server has ended.
         MeasurementInvalidError: the load generators failed.
+        UsageError: the requests do not fit the model.
     """
 
     def server(report: Callable[[Plan, LiveAggregate | None], None]) -> Nodes:
@@ -135,10 +137,9 @@ def sweep_nodes(
     watcher: Watcher = NOBODY,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
-    """Run a sweep as `sweep` does, on several nodes, each of which runs a trial at the same time.
+    """Run a sweep on several nodes, each of which runs one trial at a time; otherwise like `sweep`, with its errors.
 
-    `nodes`: called once with a function that takes the plan and live counts of a trial in flight; returns the
-    nodes.
+    `nodes`: called once with a function to report the plan and live counts of a trial in flight; returns the nodes.
     """
     search = _Sweep(scenario, finished, watcher, now_s)
     yield from search.run(nodes(search.report))
@@ -301,16 +302,16 @@ class _Sweep:
 
 
 def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
-    """Compute the server's pace from two probes: `lone_s` seconds for a lone request of the scenario's, `larger_s` for
-    one of `larger_rows` rows."""
+    """Return a server's pace from two probes: `lone_s` is the latency of one of the scenario's requests sent alone,
+    `larger_s` that of a request of `larger_rows` rows, in seconds."""
     rows = scenario.request.rows
     batch_s_by_rows = {rows: lone_s, larger_rows: max(larger_s, lone_s)}
     return Pace(lone_s=lone_s, lone_rows=rows, batch_s_by_rows=batch_s_by_rows)
 
 
 def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
-    """Return the keys to add to a scenario's file for a server of this pace: {"load", "search", "fixed"} -> keys with
-    values, without those that the scenario sets itself."""
+    """Return the keys to add to a scenario's file for a server of this pace: {"load", "search", "fixed"} -> {key:
+    value}, without keys that the scenario sets itself."""
     space = _space(scenario, pace)
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}

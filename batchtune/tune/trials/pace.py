@@ -42,9 +42,9 @@ class Pace:
     """What is known of a server's speed.
 
     `lone_s`: latency of a request while no other is in flight, in seconds; NaN before one was answered.
-    `lone_rows`: rows of that request, or SIDE_BY_SIDE.
-    `batch_s_by_rows`: rows of a batch -> the least mean time of its execution in any trial, seconds; rows ascend.
-    `full_rps`: requests/s answered to all the scenario's clients at once; NaN where that was not tried.
+    `lone_rows`: rows of that request, or SIDE_BY_SIDE for a server that batches continuously.
+    `batch_s_by_rows`: rows of a batch, ascending -> the least mean time of its execution in any trial, seconds.
+    `full_rps`: requests/s answered while all of the scenario's clients send at once; NaN: not tried.
     """
 
     lone_s: float = math.nan
@@ -55,8 +55,8 @@ class Pace:
     def batch_s(self, rows: float) -> float:
         """Estimate the seconds that a batch of this many rows takes; 0 while nothing is known.
 
-        Linear between the sizes measured; beyond the largest along the slope between the last two; below the smallest
-        as long as that.
+        Linear between the sizes measured, and continued beyond the largest; for fewer rows than the smallest, the time
+        of the smallest.
         """
         points = sorted(self.batch_s_by_rows.items())
         if math.isfinite(self.lone_s) and not any(size <= self.lone_rows for size, _ in points):
@@ -73,8 +73,8 @@ class Pace:
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s)
 
     def turn_s(self, in_flight_rows: float, size: float) -> float:
-        """Estimate the seconds until all of `in_flight_rows` are answered, in batches of `size` rows, one
-        batch after another."""
+        """Estimate the seconds until `in_flight_rows` rows are answered, in batches of `size` rows, one after
+        another."""
         size = max(min(size, in_flight_rows), 1.0)
         return math.ceil(in_flight_rows / size) * self.batch_s(size)
 
@@ -87,7 +87,8 @@ SIDE_BY_SIDE: Final = 10**9
 class RunTimes:
     """Lengths of one load in seconds: its warm-up, its measured part, and the timeout of a request.
 
-    `batch_s`: how long a batch is expected to take. `turn_s`: how long the last request of the queue waits. 0: unknown.
+    `batch_s`: how long a batch is expected to take. `turn_s`: how long the last request in the queue is expected to
+    wait. 0: unknown.
     """
 
     warm_up_s: float
@@ -105,8 +106,8 @@ class RunTimes:
 def pace_of(trials: Sequence[Trial], scenario: Scenario) -> Pace:
     """Compute the server's pace from these trials.
 
-    Of each batch size the shortest mean execution time counts: with more threads, batches share the device. For a
-    server that counts no batches, such as one of kind http, it is the time in which the rows of one were answered.
+    The time of a batch size is its shortest mean execution time: with more threads, batches share the device. For a
+    server that counts no batches, such as one of kind http, it is the time in which that many rows were answered.
     """
     lone_s = math.nan
     shortest_s: dict[int, float] = {}
@@ -153,12 +154,12 @@ def times_of(
     rate_rps: float | None = None,
     short_s: float | None = None,
 ) -> RunTimes:
-    """Choose how long to load this configuration with `clients`, or at `rate_rps`; without both, under the
+    """Choose the times of a load of this configuration with `clients`, or at `rate_rps`; without both, of the
     scenario's load.
 
-    `short_s`: the measured part of a short run, extended for PROBE_BATCHES of a closed loop; its warm-up is
-    short too. None: the scenario's times, extended for a slow server where the scenario's file does not set
-    them.
+    `short_s`: seconds of the measured part of a short run, longer if a closed loop would have fewer than PROBE_BATCHES
+    batches; its warm-up is short too. None: the scenario's times, extended for a slow server where the scenario's file
+    does not set them.
     """
     load = scenario.load
     closed = clients if clients is not None or load.open_loop else load.concurrency
@@ -193,8 +194,8 @@ def times_of(
 
 
 def usual_budget_s(batch_s: float) -> float:
-    """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds of one
-    batch."""
+    """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds that a batch
+    takes."""
     # Lone requests that a sweep may last, at least, where there is no budget: some forty runs of some
     # batches.
     sure_batches = 600

@@ -18,7 +18,8 @@ UNBATCHED_CLIENTS = 16
 
 
 class Space:
-    """The scenario's search space, a grid. A point of it maps the name of each parameter to one of its values."""
+    """The scenario's search space, a grid. A point of the space maps the name of each parameter to one of its
+    values."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -28,8 +29,8 @@ class Space:
         self._unbatched = _sent_unbatched(scenario)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        """Return the configuration of a point; None when the parameters are not legal, or the scenario's largest
-        request does not fit into a batch."""
+        """Return the configuration of a point; None: the parameters are not legal, or the scenario's largest request
+        does not fit into a batch."""
         try:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
@@ -53,11 +54,11 @@ class Space:
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the point that has, in each parameter, the value nearest to the wanted one; for a parameter
-        that `wanted` lacks, nearest to the server's default.
+        """Return the point with the value nearest to the wanted one in each parameter; for a parameter that `wanted`
+        lacks, nearest to the server's default.
 
-        Where neither is a number, the first value is taken; for a server that batches continuously the middle
-        number, since its smallest values are of no use.
+        Where a value or its choices are no numbers, the first choice is taken; for a server that batches continuously
+        the middle number, since its smallest values are of no use.
         """
         point = {}
         for name, knob in self._axes.items():
@@ -73,8 +74,8 @@ class Space:
         return point
 
     def filled(self, configuration: Configuration) -> Configuration:
-        """Return the configuration with the server's default in place of each parameter that it leaves out; no batching
-        where a server of kind http gets the same values for that."""
+        """Return the configuration with the server's default for each parameter that it leaves out. Where a server of
+        kind http gets equal values for batching and for none, no batching is returned."""
         batching, unbatched = configuration.batching, self._unbatched
         if batching is None:
             return configuration
@@ -99,7 +100,7 @@ def _sent_unbatched(scenario: Scenario) -> Configuration | None:
 def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
     """Whether the space that the user wrote allows this configuration; a parameter left out has the server's default.
 
-    A range allows every value between its ends, a list only its values. No batching is always allowed.
+    A range allows every number between its ends, a list only its values. No batching is always allowed.
     """
     if configuration.batching is None:
         return True
@@ -137,11 +138,8 @@ def _has_no_size(configuration: Configuration, scenario: Scenario) -> bool:
 
 
 def rows_of(configuration: Configuration, scenario: Scenario) -> int:
-    """Return the rows of the largest batch; without batching, or where that is not known, the rows of the largest
-    request.
-
-    With several models, the sum over the largest batch of each.
-    """
+    """Return the rows of the largest batch, with several models their sum over the models; without batching, or where
+    the size of a batch is unknown, the rows of the largest request."""
     if configuration.batching is None or _has_no_size(configuration, scenario):
         return scenario.request.rows_most
     names = [f"{own.name}:max_batch_size" for own in scenario.target.models]
@@ -149,8 +147,8 @@ def rows_of(configuration: Configuration, scenario: Scenario) -> int:
 
 
 def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
-    """Whether the scenario's largest request fits into a batch; with several models, that of each. It does where the
-    size of a batch is not known."""
+    """Whether the scenario's largest request fits into a batch; with several models, that of each model into its batch.
+    True where the size of a batch is unknown."""
     if _has_no_size(configuration, scenario):
         return True
     requests = {
@@ -161,9 +159,10 @@ def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
 
 
 def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
-    """Return how many clients of a closed loop keep every batch full: the requests of two batches for each thread.
+    """Return how many clients of a closed loop keep every batch full: so many that each thread has the requests of two
+    batches.
 
-    Without batching UNBATCHED_CLIENTS; for a server of kind http without a stated maximum, 64.
+    Without batching UNBATCHED_CLIENTS; for a server of kind http without a known largest batch, 64.
     """
     if configuration.batching is None:
         return UNBATCHED_CLIENTS

@@ -66,7 +66,7 @@ WORST_VIOLATION = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """What a trial shall measure: a configuration, the load it gets, and why.
+    """What a trial is to measure: a configuration, the load it gets, and why.
 
     `source`: what proposed the configuration, or what the trial is for. `reason`: why, in words.
     `point`: the configuration as a point of the search space (parameter -> value); None: it lies outside.
@@ -112,20 +112,21 @@ class Trial:
     `number`: from 1; names the samples file. `request`: what was to be measured. `seed`: of the load.
     `state`, `failure`: "failed" where there are no figures to trust, and why; `failure` is None when complete.
     `is_refused`: the server did not take the configuration, so that no load was sent.
-    `seconds`: from applying the parameters to the measurement. `started_utc`: when it began, ISO 8601.
+    `seconds`: from applying the parameters to the measurement. `started_utc`: when the trial began, ISO 8601.
     `rate_rps`, `concurrency`: the load that was measured (open loop: requests/s; closed loop: clients).
     `objective`: throughput or capacity in requests/s, or p95 in seconds, as the scenario asks; None: not measured.
     `constraints`, `feasible`: what `violations` returns, and whether all limits are kept.
     `probes`: the rates tried, where a capacity was searched.
-    `repeat_of`: number of the trial that this one repeats, since the host or the client spoilt it; None: of none.
+    `repeat_of`: number of the trial that this one repeats, since the host or the client spoilt it; None: it repeats
+    none.
     `error_texts`: class of error -> one of the server's texts.
     `startup_s`: from the launch of a server for this trial until its model was AVAILABLE; None: no launch, or unknown.
     `elapsed_s`: what the sweep had spent when the trial ended, its own computing included; None: older file, no sweep.
-    `node`: name of the node that it ran on; None: there was one server.
+    `node`: name of the node that the trial ran on; None: there was one server.
 
-    With several models, `parts` maps each loaded model to a trial of its own, whose `model` is its name and whose
-    number is its own (the first part's is that of the whole). The whole has no `measurement`, is failed where a part
-    is, and its `server` has the counters of all models together.
+    With several models, `parts` maps each loaded model to its part, a trial whose `model` is that name. Parts have
+    numbers of their own; the first has that of the whole trial. The whole trial has no `measurement`, is failed where a
+    part is, and its `server` has the counters of all models together.
     """
 
     number: int
@@ -154,7 +155,7 @@ class Trial:
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """Model name -> measurement, without models that have none; the name of an only model is ""."""
+        """Model name -> measurement, of the models that have one; with a single model its name is ""."""
         measured = {name: part.measurement for name, part in (self.parts or {"": self}).items()}
         return {name: own for name, own in measured.items() if own is not None}
 
@@ -189,8 +190,8 @@ class Trial:
         return self.request.block
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON: one flat mapping in which the fields of `self.request` have the keys that
-        `_key` gives them."""
+        """Return plain types, safe for JSON, as one flat mapping; a field of `self.request` has the key that `_key`
+        gives it."""
         plain = fields_to_plain(self)
         request = {_key(name): value for name, value in plain.pop("request").items()}
         plain = {"schema_version": SCHEMA_VERSION, **request, **plain}
@@ -221,7 +222,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A trial and the samples of its requests: with several models, by model name; None: it failed before any was
+    """A trial and the samples of its requests; with several models, model name -> samples. None: no request was
     sent."""
 
     trial: Trial
@@ -231,11 +232,10 @@ class FinishedTrial:
 def violations(
     latency_s: Mapping[str, float], error_ratio: float, *, limits: Mapping[str, float], error_limit: float
 ) -> dict[str, float]:
-    """Compute by how much each limit is exceeded, as a share of the limit: value / limit - 1, at most 0 when kept.
+    """Return limit name -> by how much it is exceeded, as a share of the limit: value / limit - 1, at most 0 when kept.
 
-    Returns the names of `limits` (quantile name -> seconds) in their order, then "errors" (with an `error_limit` of 0
-    the share of errors itself), each -> violation. No value exceeds WORST_VIOLATION, as which an undefined quantile
-    counts.
+    First the names of `limits` (quantile name -> seconds) in their order, then "errors" (with an `error_limit` of 0 the
+    share of errors itself). An undefined quantile counts as WORST_VIOLATION, and no value exceeds it.
     """
     misses = {name: _relative(latency_s.get(name, math.nan), limit) for name, limit in limits.items()}
     misses["errors"] = (
@@ -256,7 +256,7 @@ def _relative(value: float, limit: float) -> float:
 
 
 def spent_s(trials: Sequence[Trial]) -> float:
-    """Compute the seconds that a sweep had spent when the last of these trials ended.
+    """Return the seconds that a sweep had spent when the last of these trials ended.
 
     In older files, whose trials have no `elapsed_s`, the sum of the trials' seconds.
     """
@@ -265,28 +265,28 @@ def spent_s(trials: Sequence[Trial]) -> float:
 
 
 def measuring_s(trials: Sequence[Trial]) -> float:
-    """Compute the seconds that these trials took: on one server the sum of their seconds; on several nodes at
-    once what the sweep had spent when the last of them ended."""
+    """Return the seconds that these trials took: on one server the sum of their seconds; on several nodes at once, what
+    the sweep had spent when the last of them ended (`spent_s`)."""
     return spent_s(trials) if any(trial.node for trial in trials) else sum(trial.seconds for trial in trials)
 
 
 def parts_of(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials with each trial of several models replaced by its parts."""
+    """Return the trials, but in place of each trial of several models its parts."""
     return [part for trial in trials for part in trial.parts.values() or (trial,)]
 
 
 def was_interrupted(trial: Trial) -> bool:
-    """Whether the trial has the figures of a load that Ctrl-C ended."""
+    """Whether the trial's figures are of a load that Ctrl-C ended early."""
     measurement = trial.measurement
     return measurement is not None and any(noted.code == "cut_short" for noted in measurement.caveats)
 
 
 def of_whole_loads(lines: Iterable[tuple[Trial, Mapping[str, Any] | None]]) -> list[Trial]:
-    """Return the trials of a ledger, each of which is a whole load, from its lines.
+    """Return the trials of a ledger from its lines, one trial for each load.
 
-    `lines`: (trial, None), or in older files (trial, `company`). Older files have a line for each model of a
-    load; `company` ({load, model, kind, of, factor}) says which load it is a part of. Such lines become one
-    trial with parts. A load with missing lines (the run was killed while it wrote them) is left out.
+    `lines`: (trial, None); in older files (trial, `company`), one line for each model of a load, where `company`
+    ({load, model, kind, of, factor}) says to which load it belongs. Such lines become one trial with parts. A load with
+    missing lines (the run was killed while it wrote them) is left out.
     """
     lines = list(lines)
     names = {trial.model for trial, company in lines if company}
@@ -330,7 +330,7 @@ def _asked_of(company: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_superseded(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials without those that a later one repeats (`repeat_of`)."""
+    """Return the trials without those that a later one of them repeats (`repeat_of`)."""
     superseded = {trial.repeat_of for trial in trials}
     return [trial for trial in trials if trial.number not in superseded]
 
@@ -345,16 +345,18 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def out_of_memory(trial: Trial) -> str | None:
-    """Return the part of a trial's error texts that says that memory ran out, in one line of at most 60 characters.
+    """Return the part of a trial's error texts that says that memory ran out, in one line of at most 60 characters;
+    None: no text says so.
 
-    "exited with 137" or "-9" counts too: under load nothing but a lack of memory kills a server. A trial that answered
-    other requests may have such a text, since batches differ in size. None: no text says so.
+    "exited with 137" or "-9" counts too: under load only a lack of memory kills a server. A trial that answered other
+    requests may have such a text, since batches differ in size.
     """
     return memory_words("\n".join((trial.failure or "", *trial.error_texts.values())))
 
 
 def memory_words(text: str) -> str | None:
-    """Return the part of a text that says that memory ran out, as `out_of_memory` does."""
+    """Return the part of a text that says that memory ran out, in one line of at most 60 characters; None: it does not
+    say so."""
     words_max = 60
     for line in text.splitlines():
         match = _OUT_OF_MEMORY.search(line)
@@ -364,7 +366,8 @@ def memory_words(text: str) -> str | None:
 
 
 def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
-    """Return the least max_batch_size that ran out of memory and is above all sizes that worked; inf: there is none.
+    """Return the smallest max_batch_size that ran out of memory and is larger than every size that worked; inf: there
+    is none.
 
     A size worked where a complete trial with it has no error that says that memory ran out.
     """
@@ -378,8 +381,8 @@ def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
 
 
 def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return the points (parameter -> value) that ran out of memory, without those that a point which worked equals or
-    exceeds (`is_as_large`)."""
+    """Return the points (parameter -> value) that ran out of memory, without each to which another point that worked is
+    equal or larger (`is_as_large`)."""
     known = [trial for trial in trials if trial.point is not None]
     worked = [trial.point for trial in known if trial.state == "complete" and out_of_memory(trial) is None]
     ran_out = [trial.point for trial in known if out_of_memory(trial) is not None]
@@ -391,11 +394,10 @@ def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def is_beyond_memory(point: Mapping[str, Any], ran_out: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a point would run out of memory, judged by the points `ran_out` that did.
+    """Whether a point is expected to run out of memory, judged by the points `ran_out` that did.
 
-    It would if each of its numbers is at least that of one such point. With two such points or more, also if
-    the product of its numbers is at least their least product: several parameters take memory together (batch
-    size times threads), so that two points on the edge are enough.
+    It is where it is as large as one of them (`is_as_large`). From two such points on, also where the product of its
+    numbers is at least their least product: several parameters take memory together (batch size times threads).
     """
     if len(ran_out) > 1 and _size(point) >= min(map(_size, ran_out)):
         return True
@@ -403,7 +405,8 @@ def is_beyond_memory(point: Mapping[str, Any], ran_out: Sequence[Mapping[str, An
 
 
 def is_as_large(point: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether every number of `point` is at least that of `other`, and every value that is no number is equal."""
+    """Whether every number of `other` is at most that of `point`, and every other value of `other` equals that of
+    `point`."""
     return all(
         point.get(name) == value or (is_number(value) and is_number(point.get(name)) and point[name] >= value)
         for name, value in other.items()
@@ -427,13 +430,14 @@ def texts_by_class(samples: Samples) -> dict[str, str]:
 
 
 def is_overload(samples: Samples) -> bool:
-    """Whether every error is one of a working server that gets too many requests; True without errors."""
+    """Whether every error is of a class that a working server has when it gets too many requests; True without
+    errors."""
     return {name.lower() for name in samples.errors()} <= _OVERLOAD
 
 
 def unanswered(samples: Samples) -> str:
-    """Return the failure of a trial in which no request was answered: counts by class, the server's texts, and what
-    they mean where that is known."""
+    """Return the text of why a trial failed in which no request was answered: counts by class of error, the server's
+    texts, and what these mean where that is known."""
     classes = ", ".join(f"{count} × {name}" for name, count in samples.errors().items())
     texts = "; ".join(samples.error_texts.values())
     meaning = meaning_of(texts)
@@ -441,8 +445,8 @@ def unanswered(samples: Samples) -> str:
 
 
 def undecodable(samples: Samples) -> str:
-    """Return the failure of a trial in which at least half of the answers that were checked cannot be decoded; ""
-    otherwise."""
+    """Return the text of why a trial failed if half or more of the answers that were checked cannot be decoded; else
+    ""."""
     malformed = min(int((samples.status == Status.MALFORMED).sum()), samples.answers_checked)
     if not malformed or 2 * malformed < samples.answers_checked:
         return ""
@@ -451,11 +455,11 @@ def undecodable(samples: Samples) -> str:
 
 
 def explain_failure(trials: Sequence[Trial]) -> str:
-    """Return the error text that most of the failed trials have, with its explanation where that is known;
-    "": no trial has one.
+    """Return the commonest error text of the failed trials, with its explanation where that is known; "": no failed
+    trial has a text.
 
-    A complete trial counts as failed too when more than half of its requests failed and at least one by an
-    error of the model or the server rather than by too much load.
+    A complete trial counts as failed if more than half of its requests failed, at least one of them by an error of the
+    model or the server rather than by too much load.
     """
     failed = [trial for trial in trials if trial.state == "failed" or has_only_errors(trial)]
     words = Counter(word for word in map(_words, failed) if word)
@@ -469,8 +473,11 @@ def explain_failure(trials: Sequence[Trial]) -> str:
 
 
 def commonest_error(trial: Trial) -> str:
-    """Return what the most frequent error of a measured trial with a text says, in one line of at most 90 characters,
-    and its share of all requests: `(20 % of all) by HTTP 503: busy`; "" where no error has a text."""
+    """Return the share and text of a trial's most frequent error that has a text: `(20 % of all) by HTTP 503: busy`;
+    "": no error has a text.
+
+    The share is of all requests; the text is one line of at most 90 characters.
+    """
     measured = trial.measurement
     counts = {} if measured is None else measured.errors
     text_max_chars = 90
@@ -482,7 +489,7 @@ def commonest_error(trial: Trial) -> str:
 
 
 def has_only_errors(trial: Trial) -> bool:
-    """Whether most requests of a trial failed, and by no overload: the server or its model fails them at any load."""
+    """Whether more than half of a trial's requests failed, at least one of them by another error than an overload."""
     measured = trial.measurement
     return measured is not None and measured.error_ratio > 0.5 and bool(_texts_of_model(trial))
 
@@ -519,11 +526,11 @@ def _meaning(trial: Trial) -> str:
 class SearchSummary:
     """How a sweep searched its space.
 
-    `strategy`: the scenario's. `stop_reason`: why it ended. `space_size`: points of the space.
+    `strategy`: the scenario's. `stop_reason`: why the sweep ended. `space_size`: number of points of the space.
     `plan`: how the budget was to be divided among the phases. `proposals`: source -> number of trials.
     `curve`: rows of a batch -> seconds of its execution, as the search estimated them.
     `nodes`: names of the nodes that ran trials at once, separated by commas; "": there was one server.
-    `seconds_by_phase`, `trials_by_phase`: of "scouting", "comparing", "confirming".
+    `seconds_by_phase`, `trials_by_phase`: "scouting", "comparing", "confirming" -> seconds, and number of trials.
     """
 
     strategy: str
@@ -537,7 +544,7 @@ class SearchSummary:
     trials_by_phase: Mapping[str, int] = field(default_factory=dict)
 
     def continuing(self, earlier: SearchSummary) -> SearchSummary:
-        """Return this summary of a resumed sweep with the seconds of each phase before the interruption (`earlier`)
+        """Return this summary of a resumed sweep with the seconds of each phase of `earlier`, before the interruption,
         added."""
         phases = dict.fromkeys((*earlier.seconds_by_phase, *self.seconds_by_phase))
         spent = {

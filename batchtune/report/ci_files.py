@@ -64,14 +64,14 @@ def markdown(account: Account) -> str:
 
 
 def comment(account: Account) -> str:
-    """Return a check as Markdown behind an HTML comment, by which a CI step finds the comment that it is to
+    """Return a check as Markdown after an HTML comment, by which a CI step finds the comment on a change that it is to
     update."""
     return f"<!-- batchtune:{re.sub(r'[^A-Za-z0-9._]+', '-', account.scenario)} -->\n{markdown(account)}"
 
 
 def github_annotations(account: Account, *, file: str) -> list[str]:
-    """Return a check as GitHub workflow commands: errors for what fails the job, warnings for what is
-    undecided; OK: none."""
+    """Return a check as GitHub workflow commands: warnings where it is INCONCLUSIVE, else errors; empty for OK and
+    IMPROVED."""
     verdict = account.conclusion.verdict
     if verdict in ("OK", "IMPROVED"):
         return []
@@ -81,7 +81,8 @@ def github_annotations(account: Account, *, file: str) -> list[str]:
 
 
 def code_quality(account: Account, *, file: str) -> str:
-    """Return a check as GitLab's code quality report in JSON: an issue for each message, none for OK."""
+    """Return a check as GitLab's code quality report in JSON: an issue for each figure that makes the verdict; an
+    empty list for OK and IMPROVED."""
     severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(
         account.conclusion.verdict, "major"
     )

@@ -49,8 +49,8 @@ def padding_share(per_element: float) -> str:
 
 
 def saved_text(per_element: float, *, in_one_queue: float) -> str:
-    """Return `padding saved: 84 %`, by how much padding is less than in one queue; "" where one queue would
-    have none.
+    """Return `padding saved: 84 %`, how much less padding there is than in one queue, or `padding added: 5 %`; ""
+    where one queue has none.
 
     `per_element`, `in_one_queue`: elements of padding for each element that was sent.
     """
@@ -119,10 +119,9 @@ def pace_text(variant: Variant, pace: Pace) -> str:
 
 
 def speed_text(configuration: Configuration, pace: Pace, *, batch_s: float) -> str:
-    """Return how long a batch takes where the server counts them and one of several requests was measured, else
-    how long a lone request takes.
+    """Return how long a batch takes, where one of several requests was measured; else how long a lone request takes.
 
-    `batch_s`: seconds of a batch by the pace, which before that assumes that rows share no work.
+    `batch_s`: seconds that a batch takes by the pace.
     """
     if math.isnan(pace.lone_s):
         return "a lone request was not answered"
@@ -188,7 +187,7 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
 
 
 def variant_line(trial: Trial, *, again: bool = False) -> str:
-    """Return one line on a finished trial of a comparison; `again`: it repeats one of its block."""
+    """Return one line on a finished trial of a comparison; `again`: it repeats an earlier trial of its block."""
     load = "" if trial.measurement is None else f", {measured_load(trial.measurement)}"
     return trial_line(trial, head=f"block {trial.block}{' again' if again else ''}, {trial.reason}{load}")
 
@@ -353,13 +352,13 @@ def _p95(figures: VariantFigures) -> str:
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
-    """Whether batching is known to change the figure by at most HARDLY, a share of it."""
+    """Whether the difference that batching makes is not measurable, and its interval lies within ±HARDLY, a share."""
     ratio, is_open = answer.pair.ratio, answer.helps == "not distinguishable"
     return is_open and ratio is not None and ratio.low > 1.0 - HARDLY and ratio.high < 1.0 + HARDLY
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:
-    """Return the table of variants, headings first; a column in which no variant has a value is not left out.
+    """Return the table of variants, headings first, with all columns, also those in which no variant has a value.
 
     `marks`: the letters of the variants' caveats, which follow the figures.
     """
@@ -454,8 +453,8 @@ def _padding_lines(comparison: Comparison) -> list[str]:
 def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
     """Return a line on how often the host disturbed the runs; [] where it did not.
 
-    `repeats`: trials that were repeated for it. `runs`: trials that count; `noisy`: how many of these were
-    disturbed all the same.
+    `repeats`: number of trials that were repeated because of it. `runs`: number of trials that count, of which
+    `noisy` were disturbed too.
     """
     if not repeats and not noisy:
         return []
@@ -474,7 +473,7 @@ def _figure(estimate: Estimate | None) -> str:
 
 
 def bounded(estimate: Estimate | None) -> Estimate | None:
-    """Return the estimate without its interval where an end is infinite, as with too few blocks; None stays
+    """Return the estimate, without its interval where the upper end is infinite, as with too few blocks; None for
     None."""
     if estimate is None or math.isfinite(estimate.high):
         return estimate

@@ -47,8 +47,8 @@ def text_of(finding: Coded) -> str:
     """Return a finding as a clause: the text of its code in findings.toml, with the figures filled in.
 
     Figures named `…_s` are written as durations, `…_ratio` as percentages, `…_rows` with their unit; an
-    interval with its ends, other numbers with three digits. A figure may be another finding, or several. `own_NAME` is
-    written in place of NAME, a parameter that the server calls so.
+    interval with its ends, other numbers with three digits. A figure may be another finding, or several. A figure
+    `own_NAME` is the server's own name of the parameter NAME, and replaces NAME in the text.
     """
     text = _filled("{text}" if "text" in finding.figures else texts()[finding.code], finding)
     if finding.figures.get("in_tritons_words"):
@@ -101,7 +101,10 @@ def _shown(name: str, value: Any) -> str:
 
 def worded(document: Any, *, read_again: bool = False) -> Any:
     """Return a JSON document with every finding in it replaced by its text, a caveat by `{code, text,
-    advice}`, and a configuration of kind http as `Configuration.in_its_words`; not so if it is `read_again`."""
+    advice}`, and a configuration of kind http as `Configuration.in_its_words` writes it.
+
+    `read_again`: configurations are not changed, so that `Configuration.from_dict` can read them.
+    """
     if isinstance(document, dict):
         if document.get("dialect") == "http" and "batching" in document and not read_again:
             return Configuration.from_dict(document).in_its_words()
@@ -144,7 +147,8 @@ class Marks:
     caveats: Mapping[str, Sequence[Coded]]
 
     def head(self, whose: str) -> str:
-        """Return the name `whose` with the mark of the caveats that touch all of its figures, or bounds not shown."""
+        """Return the name `whose` with the mark of its caveats that touch all figures, or latencies without an upper
+        bound."""
         return self.marked(whose, whose, "everything", "bound")
 
     def marked(self, text: str, whose: str | Sequence[str], *kinds: Touches) -> str:

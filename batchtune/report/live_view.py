@@ -83,8 +83,8 @@ def panel(
 
 
 def phases_text(phases_s: Mapping[str, float], *, current: str, expected: Sequence[str]) -> str:
-    """Return the seconds spent in each phase, the `current` one in brackets, then the `expected` phases that
-    follow."""
+    """Return the seconds spent in each phase, the `current` one in brackets, then the `expected` phases that come
+    after it."""
     phases = [
         f"[{name} {seconds:.0f} s]" if name == current else f"{name} {seconds:.0f} s"
         for name, seconds in phases_s.items()

@@ -350,8 +350,9 @@ def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:
 
 
 def points_by_load(points: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the points that were measured by a text of their load, clients or requests/s; a second one of a
-    load has a `'`. Of several models `MODEL` is that one beside the others, `MODEL alone` by itself."""
+    """Return text of the load (clients or requests/s) -> point, for those that were measured; the text of a second
+    point under one load ends in `'`. With several models the text is `MODEL` for one loaded beside the others, `MODEL
+    alone` for one by itself."""
     measured: dict[str, Trial] = {}
     for point in parts_of(points):
         if point.measurement is not None:

@@ -255,8 +255,8 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
 
 
 def contenders_table(chosen: Recommendation) -> list[list[str]]:
-    """Return a table of all that was tried, headings first: the recommended configuration, the references,
-    then the best."""
+    """Return a table of all configurations that were tried, headings first: the recommended one, the references,
+    then the others."""
     first = ", ".join(filter(None, (RECOMMENDED, words.names_text(chosen.names))))
     others = (*words.other_references(chosen), *chosen.contenders)
     shown: list[_Row] = [

@@ -30,8 +30,8 @@ PATIENCE_S: Final = 1.0
 class Simulated:
     """One configuration under one load, and what the twin predicts.
 
-    `measured`: the rates that runs of this configuration held and missed; the twin was scaled to agree with
-    them. `twin_rps`: the highest rate by the twin before that. Both None where no run says.
+    `measured`: the highest rate that runs of this configuration met, and the lowest that they missed; the twin was
+    scaled to agree with them. `twin_rps`: the highest rate by the twin before that. Both None: nothing was measured.
     """
 
     configuration: Configuration
@@ -143,11 +143,8 @@ def accuracy_text(twin: Twin) -> str:
 
 
 def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str:
-    """Return a clause on the rates that one replica held and missed, and on the twin's own rate where that
-    lies outside of them.
-
-    `not measured` where either argument is None.
-    """
+    """Return a clause on the highest rate that one replica met and the lowest that it missed, and on `twin_rps`, the
+    highest rate by the twin, where that lies outside of them; `not measured` where either argument is None."""
     if measured is None or twin_rps is None:
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)

@@ -49,8 +49,11 @@ def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "", advises: bool =
 
 
 def alike(bottlenecks: Mapping[str, Bottleneck | None]) -> list[tuple[list[str], Bottleneck]]:
-    """Return (names, bottleneck) for each bottleneck with its advice, of which the figures are those of the last
-    name; `bottlenecks`: name of what was measured -> what limits it, None where nothing is known."""
+    """Group names that have the same kind of bottleneck and the same advice. Returns (names, bottleneck of the last of
+    them) for each group.
+
+    `bottlenecks`: name of what was measured -> what limits it, None where that is not known.
+    """
     groups: dict[tuple[str, str], list[tuple[str, Bottleneck]]] = {}
     for name, own in bottlenecks.items():
         if own is not None:
@@ -74,7 +77,8 @@ class Fact:
 
 
 def headline_of(code: str) -> tuple[str, str]:
-    """Return (headline, tone) of an answer by its code, such as a verdict; one that is not listed is open."""
+    """Return (headline, tone) of an answer by its code, such as a verdict; a code that is not listed: ("No verdict",
+    "open")."""
     return labels("headlines").get(code, "No verdict"), labels("tones").get(code, "open")
 
 
@@ -525,7 +529,7 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def confidence_sentence(chosen: Recommendation) -> str:
-    """State `confirmed: …`, with the confirmation runs behind it, or `not confirmed: …`, with every open
+    """State `confirmed: …`, with the number of confirmation runs, or `not confirmed: …`, with every open
     question."""
     if not chosen.established:
         questions = [question_text(question, chosen) for question in chosen.open_questions]
@@ -540,7 +544,8 @@ def confidence_sentence(chosen: Recommendation) -> str:
 
 
 def unconfirmed_text(chosen: Recommendation) -> str:
-    """Return in a few words what is open, for behind the recommended parameters; "" where nothing is."""
+    """Return ` (not confirmed: …)` with the first open question in a few words, to follow the recommended parameters;
+    "" for a confirmed answer."""
     first = next((labels("open")[question.code] for question in chosen.open_questions), "")
     return "" if chosen.established else f" (not confirmed{f': {first}' if first else ''})"
 

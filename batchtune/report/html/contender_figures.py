@@ -130,7 +130,7 @@ class SweepResults:
     def merit_of(self, contender: Recommendation | Compared) -> Estimate | None:
         """Return the objective's figure of a configuration as an estimate; None: not known.
 
-        A capacity is the rate held, with an interval up to the rate missed.
+        A capacity is the highest rate met, with an interval from there to the lowest rate missed.
         """
         if self.scenario.objective == "latency" and self.scenario.target.models:
             return tightest(contender.latency_s, self.scenario.limits)
@@ -199,8 +199,8 @@ def sweep_results_of(run: Run) -> SweepResults:
 
 
 def keeping(account: SweepResults) -> Iterator[tuple[Recommendation | Compared, Estimate]]:
-    """Yield (configuration, estimate of the objective's figure) for the configurations that keep the SLO and
-    have one."""
+    """Yield (configuration, estimate of the objective's figure) for each configuration that meets the SLO and has
+    that figure."""
     for contender in account.contenders:
         merit = account.merit_of(contender)
         if merit is not None and (

@@ -51,8 +51,11 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Whether a word given for a model is an address, HOST:PORT or a URL, and not the path of an existing
-    file."""
+    """Whether a text given for a model is an address, HOST:PORT or a URL, rather than the path of an existing file.
+
+    Raises:
+        UsageError: this user may not look at that path.
+    """
     if "://" not in text and _ADDRESS.fullmatch(text) is None:
         return False
     with readable(Path(text)):
@@ -60,12 +63,12 @@ def is_address(text: str) -> bool:
 
 
 def answering_at(text: str) -> Address:
-    """Return which model answers at `HOST:PORT/MODEL`, or at a URL of a server's API, and by which protocol:
-    that of the scheme (grpc, grpcs), else the first that works.
+    """Find out which model answers at `HOST:PORT/MODEL`, or at a URL of a server's API, and by which protocol: that of
+    the scheme (grpc, grpcs), or without one of these the first that works.
 
     Raises:
         UsageError: `text` is no address, or does not say which of several models is meant.
-        TargetError: nobody answers there, or no model server.
+        TargetError: nobody answers there, or what answers is no model server.
     """
     parts = _ADDRESS.fullmatch(text)
     if parts is None:
@@ -95,8 +98,8 @@ def answering_at(text: str) -> Address:
 
 
 def attachable(address: Address) -> dict[str, Any] | None:
-    """Return the keys of a scenario's `target` for a sweep that changes this running server and puts it back
-    at the end; None: it cannot be reconfigured through its address."""
+    """Return the keys of a scenario's `target` for a sweep that changes this running server and restores it at the end;
+    None: the server cannot be reconfigured through its address."""
     if address.rest_url is None:
         return None
     if address.protocol == "kserve_rest":
@@ -118,8 +121,8 @@ def attachable(address: Address) -> dict[str, Any] | None:
 
 
 def preset_at(text: str) -> str | None:
-    """Return the scenario of the server with a preset that answers at `HOST:PORT[/MODEL]`: a Ray Serve behind its
-    dashboard, or an MLServer of this machine; None: neither.
+    """Return the text of a scenario for the server that answers at `HOST:PORT[/MODEL]`, if there is a preset for it: a
+    Ray Serve whose dashboard answers, or an MLServer of this machine; None: neither.
 
     Raises:
         UsageError: there are several models and none is named, or the server cannot be given parameters.
@@ -140,12 +143,12 @@ def preset_at(text: str) -> str | None:
 
 def language_model_at(text: str) -> dict[str, Any] | None:
     """Return the scenario of a load test, as plain data, for the server of OpenAI's API that answers at
-    `HOST:PORT[/MODEL]` or at the URL of one of its calls; None: no such server.
+    `HOST:PORT[/MODEL]` or at the URL of one of its calls; None: no such server answers.
 
-    Its lengths and limits, a guess, are those of the preset of that server, where it says which it is.
+    Its lengths and limits are guesses, from the preset of the server that the answer names, else of transformers-serve.
 
     Raises:
-        UsageError: there are several models and none is named, or none of that name.
+        UsageError: there are several models and none is named, or the named one is missing.
     """
     parts = _ADDRESS.fullmatch(text)
     if parts is None or parts["scheme"] in ("grpc", "grpcs"):
@@ -186,7 +189,7 @@ def http_app_at(text: str) -> str | None:
     server speaks TensorFlow Serving's or KServe's API.
 
     Raises:
-        TargetError: nobody answers, or not by HTTP.
+        TargetError: nobody answers there, or not by HTTP.
     """
     parts = _ADDRESS.fullmatch(text)
     if parts is None or parts["scheme"] not in ("http", "https"):

@@ -30,16 +30,15 @@ def target_of(
     clients_most: int = 0,
     several_models: bool = False,
 ) -> LaunchedTarget:
-    """Make the target to which the scenario's configurations are applied; it is not started yet.
+    """Make the target to which the scenario's configurations are applied; the server is not started yet.
 
-    `original`: the model as an interrupted run found it on the server that it attached to, to be put back.
-    `clients_most`: how many clients a load may have where that is more than the scenario's. `several_models`:
-    the scenario may list several.
+    `original`: the model as an interrupted run found it on the server, to be restored; None: no such run.
+    `clients_most`: how many clients a load may have, if more than the scenario's. `several_models`: the scenario may
+    list several.
 
     Raises:
-        UsageError: the server is external, does not speak the protocol of the scenario's requests, or
-            serves
-            several models where one is allowed.
+        UsageError: the server is external, does not speak the protocol of the scenario's requests, or serves several
+            models where one is allowed.
     """
     if not several_models:
         refuse_several_models(scenario)
@@ -89,11 +88,11 @@ def refuse_several_models(scenario: Scenario) -> None:
 def external_target(
     scenario: Scenario, *, rest_url: str | None = None, grpc_url: str | None = None
 ) -> ExternalTarget:
-    """Make a target of a running server that is loaded as it is: at the given URLs, else at those of the
+    """Make a target of a running server that is loaded as it is, at the given URLs; both None: at those of the
     scenario's `target`.
 
     Raises:
-        UsageError: a URL without host or port, or two URLs of different hosts.
+        UsageError: a URL without host or port, two URLs of different hosts, or one with TLS and one without.
     """
     name = served_name(scenario.target.model)
     if rest_url is None and grpc_url is None:
@@ -122,10 +121,9 @@ def placed(
 ) -> tuple[Scenario, str]:
     """Choose separate CPUs for server and client where the scenario leaves that open.
 
-    Returns (scenario, note): the scenario with these CPUs, or unchanged where that is not possible, and a
-    note for the user ("": none). The client gets the highest CPUs, as many as it has processes, the server
-    the rest. `cpus` are those that both may use, and `quota` how many of them at once; None: as for this
-    process.
+    Returns (scenario, note): the scenario with these CPUs, or unchanged where that is not possible, and a note for the
+    user ("": none). The client gets the highest CPUs, as many as it has processes, the server the rest. `cpus`: numbers
+    of the CPUs that both may use; `quota`: how many of them they may use at once; None: what applies to this process.
     """
     if scenario.target.cpus is not None or scenario.load.cpus is not None or scenario.target.runs_already:
         return scenario, ""
@@ -144,10 +142,9 @@ def placed(
 
 
 def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
-    """Return the scenario with CPUs of this node for server and client; `alone`: `cpus` are all of its
-    machine's, and no other server runs there.
+    """Return the scenario with CPUs of this node for server and client; `alone`: no other server runs on this machine.
 
-    On a machine that others share, both are kept on `cpus` also where these are too few to keep them apart.
+    With others on the machine, server and client stay on `cpus` even where these are too few to keep the two apart.
     """
     apart, _ = placed(scenario, cpus=cpus)
     target, load = scenario.target, scenario.load
@@ -159,10 +156,10 @@ def placed_on_node(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> S
 
 
 def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenario:
-    """Return the scenario without the CPUs that `placed_on_node` gave it in an earlier run; CPUs that the
-    user named stay.
+    """Return the scenario without the CPUs that `placed_on_node` gave it in an earlier run; CPUs that the user named
+    stay.
 
-    `cpus`, `alone`: those that were passed to `placed_on_node`.
+    `cpus`, `alone`: the arguments of that call of `placed_on_node`.
     """
     still_open = _with_cpus(scenario, server=None, client=None)
     earlier = placed_on_node(still_open, cpus=cpus, alone=alone)
@@ -171,7 +168,7 @@ def unplaced(scenario: Scenario, *, cpus: Sequence[int], alone: bool) -> Scenari
 
 
 def placed_as(scenario: Scenario, earlier: Scenario) -> Scenario:
-    """Return the scenario with the CPUs of an earlier run of it, where it leaves them open."""
+    """Return the scenario with the CPUs of `earlier`, an earlier run's, if it names none of its own."""
     if scenario.target.cpus is not None or scenario.load.cpus is not None:
         return scenario
     return _with_cpus(scenario, server=earlier.target.cpus, client=earlier.load.cpus)

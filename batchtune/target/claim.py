@@ -75,16 +75,16 @@ Keep = Callable[[OriginalModel], OriginalModel | None]
 
 
 def state_folder() -> Path:
-    """Return the folder of the files that hold what is to be put back on running servers:
-    $XDG_STATE_HOME/batchtune/servers."""
+    """Return $XDG_STATE_HOME/batchtune/servers (~/.local/state by default), where files hold what running servers have
+    to get back."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "batchtune" / "servers"
 
 
 class Claim:
     """The right of this process to change one server, between `hold` and `release`, and what the server gets back.
 
-    `original`: the model as it is to be put back; None: not known yet. `keep`: saves it beside this user's file, at
-    `path`, too; None: nowhere else.
+    `original`: the model as it is to be put back; None: not known yet. `path`: the file of this user that records it.
+    `keep`: a function that saves it in a second place; None: there is none.
     """
 
     def __init__(
@@ -105,18 +105,19 @@ class Claim:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds the server."""
+        """Whether this process has locked the server."""
         return self._lock >= 0
 
     def hold(self, judge: Callable[[OriginalModel], tuple[bool, str]]) -> None:
-        """Lock the server against other sweeps. `original` becomes what an earlier process recorded last and did
-        not put back, because it was killed or could not; None where somebody has changed the server since.
+        """Lock the server against other sweeps. If an earlier process recorded what the server had and did not put it
+        back, because it was killed or failed, that becomes `original`; None, if somebody has changed the server since.
 
-        `judge`: returns whether the server still has what that process gave it last, and in words what it gets
-        back, or what was set since.
+        `judge`: takes that record; returns (whether the server still has what that process gave it last, words): what
+        the server gets back, or what was set since.
 
         Raises:
-            TargetError: as `lock`, or the server does not answer.
+            TargetError: another process changes this server now, the file cannot be written, or the server does not
+                answer.
         """
         earlier = self.lock() or self.original
         if earlier is None:
@@ -128,8 +129,8 @@ class Claim:
             self._settle(earlier)
 
     def lock(self) -> OriginalModel | None:
-        """Lock the server against other sweeps. Returns what an earlier process recorded and did not put back;
-        None where there is no such record.
+        """Lock the server against other sweeps. Return what an earlier process recorded and did not put back; None: no
+        such record.
 
         Raises:
             TargetError: another process changes this server now, or the file cannot be written.
@@ -158,17 +159,18 @@ class Claim:
         return from_plain(OriginalModel, kept) if isinstance(kept, dict) else None
 
     def save(self, original: OriginalModel) -> OriginalModel:
-        """Save the model that is to be put back by `keep`, and return it with the run that changed it first."""
+        """Set `original`, save it by `keep`, and return it with the folder of the run that changed the server first."""
         self.original = (self.keep and self.keep(original)) or original
         return self.original
 
     def record(self, original: OriginalModel) -> None:
-        """Record the model that is to be put back on the server, by `keep` and in this user's file; it is on disk
-        when this returns."""
+        """Record the model that is to be put back, by `keep` and in this user's file; it is on disk when this
+        returns."""
         self._write(json.dumps(to_plain(self.save(original))).encode())
 
     def put_back(self, original: OriginalModel, put: Callable[[OriginalModel], object]) -> None:
-        """Put the server back by `put`, to which one interrupt does nothing, and record that it was.
+        """Put the server back by `put(original)`, during which a first interrupt is ignored, and record that this was
+        done.
 
         Raises:
             TargetError: the server is gone, or does not take it.
@@ -183,7 +185,7 @@ class Claim:
         self._settle(original)
 
     def settle(self) -> None:
-        """Record that the server has been put back."""
+        """Record that the server has been put back: empty this user's file."""
         self._write(b"")
 
     def _settle(self, original: OriginalModel) -> None:
@@ -192,7 +194,7 @@ class Claim:
             self.keep(replace(original, restored=True))
 
     def release(self) -> None:
-        """Unlock the server, so that others may change it; more than once is fine."""
+        """Unlock the server, so that others may change it; does nothing where it is not locked."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -205,8 +207,8 @@ class Claim:
 
 
 def foreign_parameters(address: str, model: str) -> str:
-    """Return in words why a server may not have its own parameters: another process changes it now, or a sweep that
-    was killed left those of a trial; "": neither is known."""
+    """Say in words why a server may have a trial's parameters instead of its own: another process changes it now, or a
+    sweep that was killed did not restore it; "": neither is known."""
     claim = Claim(address, model)
     if not claim.path.is_file():
         return ""
@@ -220,10 +222,10 @@ def foreign_parameters(address: str, model: str) -> str:
 
 
 def discard_record(original: OriginalModel) -> None:
-    """Forget what is to be put back on the server of this model.
+    """Empty the record of what is to be put back on the server of this model.
 
     Raises:
-        TargetError: another process changes the server now.
+        TargetError: another process changes the server now, or the file cannot be written.
     """
     claim = Claim(original.rest_url, original.model)
     try:

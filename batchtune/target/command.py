@@ -60,8 +60,8 @@ from batchtune.wire.signature import Signature
 
 
 def small_environment(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return name -> value of the environment variables that a command gets: the usual ones and those of
-    `names`, where they are set here."""
+    """Return name -> value of the environment variables that a command gets: the usual ones (PATH, HOME, …) and
+    `names`, as far as they are set here."""
     usual = (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
         *("SSH_AUTH_SOCK", "KUBECONFIG", "DOCKER_HOST", "DOCKER_CONTEXT"),
@@ -78,16 +78,13 @@ def run_step(
     log_path: Path,
     given: str = "",
 ) -> None:
-    """Run a command with `given` on its stdin, and return when it has exited with 0; its output is appended
-    to the log.
+    """Run a command with `given` on its stdin until it has exited with 0; its output is appended to the log.
 
-    A command that fails or takes longer than `limit_s` seconds is ended with all processes that it started;
-    processes that a successful one leaves running are not ended. `key`: the scenario's key for it, for
-    messages.
+    A command that fails or takes longer than `limit_s` seconds is ended with all processes that it started; processes
+    that a successful one leaves running are not ended. `key`: the scenario's key of the command, for messages.
 
     Raises:
-        TargetError: no such program, another exit code, or it took too long; with the last lines of its
-            output.
+        TargetError: no such program, another exit code, or it took too long; with the last lines of its output.
     """
     if shutil.which(words[0], path=environment.get("PATH")) is None:
         place = f"it is seen from {Path.cwd()}; " if "/" in words[0] else ""
@@ -151,12 +148,12 @@ ANSWERS_S: Final = 2.0
 
 
 class CommandTarget:
-    """A server behind commands, as the scenario's `target` describes it; a context manager that ends it and
-    puts it back.
+    """A server behind commands, as the scenario's `target` describes it; a context manager that ends it and puts it
+    back.
 
-    `in_force`: the configuration applied last; None before the first, and where the server died or does not
-    answer. `kserve`: it speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks
-    neither, so that counters come from `target.metrics` alone.
+    `in_force`: the configuration applied last; None: none yet, or the server died, does not answer or was changed
+    since. `kserve`: the server speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither,
+    so that counters come from `target.metrics` alone.
     """
 
     def __init__(
@@ -207,7 +204,7 @@ class CommandTarget:
 
     @property
     def changed(self) -> bool:
-        """Whether something was applied, now or by the sweep before, that is still to be put back."""
+        """Whether this sweep, or the one before it, applied something that is still to be put back."""
         return self._changed
 
     @property
@@ -216,13 +213,15 @@ class CommandTarget:
         return self._process.pid
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
-        """Bring a configuration into force by the scenario's commands and settings, and return when the
-        server is ready.
+        """Bring a configuration into force by the scenario's commands and settings, and return when the server is
+        ready.
 
         Raises:
-            TargetError: a command failed or hangs, or the server is not ready in time; what was launched is
-                ended.
+            TargetError: a command failed or hangs, the server is not ready in time, or it does not take the parameters;
+                what was launched is ended. ServerGoneError: a running server does not return; WrongAnswerError: it has
+                no such place for them.
             BatchingParametersError: the format of the parameters file cannot express it; nothing was run.
+            UsageError: the scenario names parameters that the server does not show, or that cannot be put back.
         """
         require_sayable(configuration, self._spec)
         started = time.monotonic()
@@ -260,8 +259,8 @@ class CommandTarget:
         return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
 
     def foreign_change(self) -> str:
-        """Return the parameters that an attached server of kind http has now, for a message, where somebody else
-        changed what the last `apply` set; "" where nobody did. The next `apply` applies everything anew."""
+        """Return in words the parameters that an attached server of kind http has now, if somebody else changed what
+        the last `apply` set; the next `apply` then applies everything again. "": nobody did."""
         words = "" if self._settings is None or self.in_force is None else self._settings.other_words()
         if words:
             self.in_force = None
@@ -274,7 +273,7 @@ class CommandTarget:
         """Read the server's metrics once; for a launched server also its CPU time and memory.
 
         Raises:
-            TargetError: it died or does not answer; the next `apply` applies everything anew.
+            TargetError: the server died or does not answer; the next `apply` applies everything again.
         """
         try:
             self._raise_if_dead()
@@ -289,18 +288,18 @@ class CommandTarget:
         return self._process.with_usage(counters)
 
     def signature(self, name: str) -> Signature:
-        """Read the signature of this name; raises TargetError where there is none."""
+        """Read the signature called `name`; raises TargetError where there is none, or the server does not answer."""
         return self._server.signature(name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs; of a running one of kind http whether it takes connections; True for one
-        that other commands start, since only a request can show that."""
+        """Whether the launched server runs. For a running server of kind http: whether it does not refuse connections.
+        For one that other commands start: True, since only a request can show that."""
         if self._runs_already:
             return not refuses(self.endpoint)
         return self._spec.launch is None or self._process.running
 
     def cpu_clock(self) -> None:
-        """Return None: which processes are the server's is not known."""
+        """Return None: it is not known which processes belong to the server."""
 
     def stop(self) -> None:
         """End the server that was launched; the next `apply` runs all commands again."""
@@ -308,26 +307,25 @@ class CommandTarget:
         self._process.stop()
 
     def keep_log(self, path: Path) -> None:
-        """From now on copy the output of the commands and of a launched server to this file too, bounded in
-        size."""
+        """From now on also copy the output of the commands and of a launched server to `path`, bounded in size."""
         self._steps_log.keep_in(path)
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
-        """Return the last lines of the launched server's log, or of the commands' where it said nothing."""
+        """Return the last lines of the launched server's log; where that is empty, of the commands' output."""
         nothing = "  (its log is not known here)" if self._runs_already else "  (nothing was said)"
         return last_words(self._log.path) or last_words(self._steps_log.path) or nothing
 
     def attach(self, keep: Keep | None = None) -> dict[str, Any]:
-        """Lock a running server of kind http and note what is to be put back at the end. Returns the
-        parameters that it has now, by its own names; {} for any other server, and where the scenario does not
-        say how parameters are given.
+        """Lock a running server of kind http and note what is to be put back at the end. Return the parameters that it
+        has now, by its own names; {}: any other server, or a scenario that does not say how parameters are given.
 
-        `keep` is called with what is to be put back, now and once it was put back. After a sweep that was
-        killed, that is what the server had before it; what somebody set since is never replaced by that.
+        `keep` is called with what is to be put back, now and once that was done. After a sweep that was killed, this is
+        what the server had before that sweep, unless somebody has set other parameters since: then these.
 
         Raises:
-            TargetError: it does not answer, or another process changes it now.
+            TargetError: the server does not answer, or another process changes it now.
+            UsageError: the scenario names parameters that the server does not show, or that cannot be put back.
         """
         if self._runs_already and not self._changed:
             self._wait_until_listening(ANSWERS_S)
@@ -363,8 +361,8 @@ class CommandTarget:
 
     @property
     def present(self) -> dict[str, Any]:
-        """The parameters that an attached server gets back at the end, by its own names; {} for any other server, and
-        where they cannot be read."""
+        """The parameters that an attached server gets back at the end, by its own names; {}: any other server, or they
+        cannot be read."""
         settings = self._settings
         if settings is None or not self._spec.attached or not settings.tells:
             return {}
@@ -372,7 +370,7 @@ class CommandTarget:
 
     def restore(self) -> None:
         """Run `target.stop`, end what was launched, put back the parameters of an attached server, then run
-        `target.restore`; once, and only where something was applied.
+        `target.restore`; all but the ending only where something was applied, and once.
 
         Raises:
             TargetError: the server does not take its parameters back, or `target.restore` failed.
@@ -571,10 +569,10 @@ class CommandTarget:
 
 
 def restored(spec: TargetSpec) -> None:
-    """Run a target's `restore` command, if it has one, for a run that was killed before it could.
+    """Run a target's `restore` command, if it has one, in place of a run that was killed before it could.
 
     Raises:
-        TargetError: it failed.
+        TargetError: the command failed.
     """
     if spec.restore is not None:
         with ScratchFolder() as scratch:

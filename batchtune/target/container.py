@@ -16,8 +16,8 @@ from batchtune.scenario.spec.target import DockerSpec, TargetSpec
 
 
 def ending_with_us() -> tuple[str, ...]:
-    """Return the words that go before a command so that the kernel ends it with the thread that starts it; ()
-    without setpriv."""
+    """Return the words to put before a command so that the kernel ends it when the thread that starts it ends; () where
+    setpriv is not installed."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "TERM") if setpriv else ()
 
@@ -25,8 +25,8 @@ def ending_with_us() -> tuple[str, ...]:
 def ask(
     command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None
 ) -> tuple[str, str]:
-    """Run a program to its end; after `limit_s` seconds it is killed. Returns (its stdout, stripped, ""), or ("", why
-    it failed).
+    """Run a program to its end; after `limit_s` seconds it is killed. Return (its stdout, stripped, ""), or, where it
+    failed, ("", the reason).
 
     `environment` is added to this process's own.
     """

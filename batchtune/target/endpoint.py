@@ -37,7 +37,7 @@ def is_out_of_range(text: str) -> bool:
 
 
 def meaning_of(text: str) -> str:
-    """Explain an error text of a server in one line; "" for a text that is not known."""
+    """Explain an error text of a server in one line, by the table of known errors; "": the text is not in it."""
     return next((meaning for pattern, meaning in _known_errors().values() if pattern.search(text)), "")
 
 
@@ -60,7 +60,7 @@ RETURN_LIMIT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The addresses of one served model."""
+    """The address of one served model, by REST, by gRPC or by both."""
 
     model_name: str
     host: str = "127.0.0.1"
@@ -114,7 +114,7 @@ class Endpoint:
 
 
 def require_launched(endpoint: Endpoint | None) -> Endpoint:
-    """Return the endpoint of a server that is to be launched.
+    """Return `endpoint`, that of a server which is launched before it is used.
 
     Raises:
         TargetError: `endpoint` is None: the server has not been launched yet.
@@ -125,7 +125,7 @@ def require_launched(endpoint: Endpoint | None) -> Endpoint:
 
 
 def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Client:
-    """Make an HTTP client for readiness, metadata, metrics and administration; never used for load."""
+    """Make an HTTP client for readiness, metadata, metrics and administration, never for load; the caller closes it."""
     import httpx
 
     def name_server(request: httpx.Request) -> None:
@@ -151,8 +151,8 @@ def answer_of(
     what: str = "",
     hint: str = "",
 ) -> httpx.Response:
-    """Send a control request to the server, at a path or a whole URL, and return the answer, whatever its
-    status.
+    """Send a control request to the server, at a path or a whole URL, and return the answer with whatever status it
+    has.
 
     Raises:
         TargetError: there is no answer; `what` ("": the URL) begins the message.
@@ -168,7 +168,8 @@ def answer_of(
 
 
 def listed_models(endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the models that a server of OpenAI's API lists at /v1/models, name -> owner; {}: it has no such list."""
+    """Return model name -> owner, as a server of OpenAI's API lists them at /v1/models; {}: the server has no such
+    list."""
     try:
         document = answer_of(endpoint, "/v1/models", headers=headers).json()
         entries = document["data"] if document["object"] == "list" else []
@@ -178,7 +179,7 @@ def listed_models(endpoint: Endpoint, headers: Mapping[str, str] | None = None) 
 
 
 def in_words(error: httpx.HTTPError) -> str:
-    """Describe a control request that got no answer, for a message, such as "no connection"."""
+    """Say in a few words why a control request got no answer, such as "no connection"."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
@@ -196,7 +197,7 @@ NO_GRPC: Final = "what answers there speaks no gRPC"
 
 
 def grpc_words(error: grpc.RpcError) -> str:
-    """Describe a failed control call by gRPC, for a message."""
+    """Say in a few words why a control call by gRPC failed."""
     code, details = error.code().name, str(error.details())
     if "HTTP/2" in details or "SETTINGS frame" in details:
         return NO_GRPC
@@ -206,7 +207,7 @@ def grpc_words(error: grpc.RpcError) -> str:
 
 
 def control_channel(endpoint: Endpoint) -> grpc.Channel:
-    """Open a gRPC channel for control calls, which the caller closes; never used for load."""
+    """Open a gRPC channel for control calls, never for load; the caller closes it."""
     import grpc
 
     # One request may have a large answer; grpcio's own limit is 4 MiB.
@@ -228,14 +229,12 @@ def wait_for(
     step_s: float = 0.02,
     hint: str = "a big model may need a longer target.ready_timeout",
 ) -> None:
-    """Call `failure` again and again, with the seconds that are left, until it returns "", which means
-    success.
+    """Call `failure` again and again, with the seconds that are left, until it returns "", which means success.
 
-    `still_alive` is called before each call, and raises when waiting has become pointless.
+    `still_alive` is called before each call, and raises when waiting has become pointless; its error passes through.
 
     Raises:
-        TargetError: `failure` still returns a text after `limit_s` seconds; the message is `what` and
-            that text.
+        TargetError: `failure` still returns a text after `limit_s` seconds; the message is `what` and that text.
     """
     give_up, last = time.monotonic() + limit_s, "no answer"
     while (left_s := give_up - time.monotonic()) > 0.0:
@@ -258,13 +257,13 @@ def connection_failure(endpoint: Endpoint) -> OSError | None:
 
 
 def refuses(endpoint: Endpoint) -> bool:
-    """Whether nothing listens at the server's REST port."""
+    """Whether the server's REST port refuses connections, since nothing listens there; False for any other failure."""
     return isinstance(connection_failure(endpoint), ConnectionRefusedError)
 
 
 def require_there(endpoint: Endpoint, on_event: Callable[[str], None]) -> bool:
-    """Check that a server that answered before takes connections; one that refuses them has RETURN_LIMIT_S to
-    return, about which `on_event` is called with a message. Returns whether it was away.
+    """Check that a server that answered before takes connections; return whether it did not at first. A server that
+    refuses them has RETURN_LIMIT_S to return, of which `on_event` gets a message.
 
     Raises:
         ServerGoneError: it still refuses them.
@@ -289,7 +288,8 @@ def require_there(endpoint: Endpoint, on_event: Callable[[str], None]) -> bool:
 def wait_until_ready(
     endpoint: Endpoint, *, limit_s: float = 120.0, still_alive: Callable[[], None] | None = None
 ) -> None:
-    """Wait until the server reports that a version of the model is AVAILABLE.
+    """Wait until the server reports that a version of the model is AVAILABLE. `still_alive`: raises when waiting is
+    pointless.
 
     Raises:
         TargetError: the model failed to load, or is not AVAILABLE after `limit_s` seconds.
@@ -312,8 +312,8 @@ def wait_until_ready(
 def url_failure(
     url: str, endpoint: Endpoint, *, status: Sequence[int] = (200,), body: str | None = None
 ) -> str:
-    """Request the URL that shows whether the server is ready. Returns what is wrong; "" where the answer has
-    one of `status` and contains `body`.
+    """Request the URL that shows whether the server is ready. Return "" where the answer has one of `status` and
+    contains `body` (None: anything), else what is wrong.
 
     Raises:
         TargetError: `url` is no URL.
@@ -333,7 +333,7 @@ def url_failure(
 
 
 def read_signature(endpoint: Endpoint, signature_name: str) -> Signature:
-    """Read the signature of this name from the model's metadata, by TensorFlow Serving's REST.
+    """Read the signature called `signature_name` from the model's metadata, by TensorFlow Serving's REST.
 
     Raises:
         TargetError: no metadata, or no such signature (the message lists those there are).
@@ -411,16 +411,14 @@ def external_endpoint(
     tls: TlsSpec | None = None,
     names: tuple[str, str] = ("--rest-url", "--grpc-url"),
 ) -> Endpoint:
-    """Make the endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or
-    `grpc[s]://…`).
+    """Make the endpoint behind `--rest-url http[s]://HOST:PORT` and `--grpc-url HOST:PORT` (or `grpc[s]://…`).
 
-    Where only one of two URLs has a scheme, that scheme decides for both whether they use TLS. `names`: of
-    the two options, for messages.
+    Where only one of two URLs has a scheme, that scheme decides for both whether they use TLS. `names`: names of the
+    two options, for messages.
 
     Raises:
-        UsageError: no URL, one without host or port or of another scheme, two of different hosts, or one
-            with
-            TLS and one without.
+        UsageError: no URL, one without host or port or of another scheme, two of different hosts, or one with TLS and
+            one without.
     """
     hosts, ports, secure = [], {}, set()
     for option, url, schemes in (
@@ -451,10 +449,10 @@ def external_endpoint(
 
 
 def http_endpoint(url: str, *, model_name: str, tls: TlsSpec | None = None) -> Endpoint:
-    """Make the endpoint behind the whole URL of a server's requests, `http[s]://HOST[:PORT]/PATH`.
+    """Make the endpoint for a server whose requests go to one whole URL, `http[s]://HOST[:PORT]/PATH`.
 
     Raises:
-        UsageError: it is no such URL.
+        UsageError: `url` is no such URL.
     """
     parts = urlsplit(url)
     origin = f"{parts.scheme}://{parts.netloc}"
@@ -475,7 +473,7 @@ def running_endpoint(target: TargetSpec, model_name: str) -> Endpoint:
     """Make the endpoint of a server that runs already, at the URLs of the scenario's `target`.
 
     Raises:
-        UsageError: as `external_endpoint` and `http_endpoint`.
+        UsageError: a URL is missing, of another form or scheme, or with TLS where the other is without.
     """
     of_http = target.url and http_endpoint(target.url, model_name=model_name, tls=target.tls)
     if of_http and target.grpc_url is None:
@@ -493,8 +491,12 @@ def running_endpoint(target: TargetSpec, model_name: str) -> Endpoint:
 def replicas_of(
     endpoint: Endpoint, addresses: Sequence[str], transport: Literal["grpc", "rest"]
 ) -> tuple[Endpoint, ...]:
-    """Make an endpoint for each replica, given as HOST:PORT, that serves the model of `endpoint`; requests of
-    this transport go there, with TLS as at `endpoint`."""
+    """Make an endpoint for each replica of the model of `endpoint`, given as HOST:PORT, which requests of this
+    transport go to; with TLS where `endpoint` has it.
+
+    Raises:
+        UsageError: an address is not HOST:PORT.
+    """
     replicas = []
     for address in addresses:
         host, port, _ = _split("target.endpoints", f"grpc://{address}", ("grpc", "grpcs"))

@@ -47,8 +47,8 @@ def external_signature(endpoint: Endpoint, name: str) -> Signature:
 
 
 def read_parameters(endpoint: Endpoint) -> Configuration | None:
-    """Read the configuration in force from a batchtune server's tuning API; None: there is no such API, no
-    REST port, or its answer is not understood."""
+    """Read the configuration in force from a batchtune server's tuning API; None: there is no such API or no REST port,
+    or its answer is not understood."""
     if endpoint.rest_port is None:
         return None
     try:
@@ -70,7 +70,7 @@ def read_parameters(endpoint: Endpoint) -> Configuration | None:
 def read_tritons_parameters(endpoint: Endpoint) -> Configuration | None:
     """Read the configuration in force from a Triton's model configuration.
 
-    None: no Configuration can express its batching, there is no REST port, or it does not answer.
+    None: no Configuration can express its batching, there is no REST port, or the server does not answer.
     """
     if endpoint.rest_port is None:
         return None
@@ -105,8 +105,8 @@ def _grpc_signatures(endpoint: Endpoint) -> SignatureDefMap:
 class ExternalTarget:
     """A running server that is loaded as it is, with the methods of the other targets.
 
-    `in_force` is its configuration, as it reports it; None: it reports none. `kserve`: it speaks KServe v2
-    instead of TensorFlow Serving's APIs.
+    `in_force`: the configuration that the server reports; None: it reports none. `kserve`: it speaks KServe v2 instead
+    of TensorFlow Serving's APIs.
     """
 
     def __init__(self, endpoint: Endpoint, *, kserve: bool = False) -> None:
@@ -115,18 +115,22 @@ class ExternalTarget:
         self._kserve = kserve
 
     def apply(self, _configuration: Configuration) -> ApplyRecord:
-        """Change nothing, whatever the configuration; read the one in force where the server reports it."""
+        """Change nothing, whatever the configuration; read the one in force if the server reports it."""
         read = read_tritons_parameters if self._kserve else read_parameters
         self.in_force = read(self.endpoint)
         return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:
-        """Read the server's metrics once; without a REST port the reading has no series, but of KServe v2,
-        which reports by gRPC too."""
+        """Read the server's metrics once; without a REST port the reading has no series, unless the server speaks
+        KServe v2, which reports by gRPC too.
+
+        Raises:
+            TargetError: the server does not answer.
+        """
         return read_kserve_counters(self.endpoint) if self._kserve else read_counters(self.endpoint)
 
     def signature(self, name: str) -> Signature:
-        """Read the signature of this name; raises TargetError where there is none."""
+        """Read the signature called `name`; raises TargetError where there is none, or the server does not answer."""
         if self._kserve:
             return read_kserve_signature(self.endpoint, name)
         return external_signature(self.endpoint, name)
@@ -136,7 +140,7 @@ class ExternalTarget:
         return True
 
     def log_tail(self) -> str:
-        """Return a line in place of the log, which its owner has."""
+        """Return a line that says that the log is with the server's owner."""
         return "  (its log is with its owner)"
 
     def close(self) -> None:

@@ -75,8 +75,8 @@ def read_kserve_signature(endpoint: Endpoint, name: str) -> Signature:
 def read_kserve_counters(endpoint: Endpoint) -> Counters:
     """Read Triton's statistics of the model, under the names that `telemetry.activity` reads.
 
-    By REST where there is a REST port, else by gRPC. A reading without series when the server keeps no statistics: they
-    are an extension.
+    By REST where there is a REST port, else by gRPC. The reading has no series when the server keeps no statistics,
+    which are an extension of the protocol.
 
     Raises:
         TargetError: the server does not answer.
@@ -189,23 +189,23 @@ MARK: Final = "batchtune_trial"
 
 
 def marked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's configuration with this process and machine noted in it (`MARK`), for whoever finds
-    a trial's configuration on the server."""
+    """Return the model's configuration with this process and machine noted in its parameter MARK, for a reader who
+    finds a trial's configuration on the server."""
     who = f"process {os.getpid()} on {platform.node()}"
     return {**config, "parameters": {**(config.get("parameters") or {}), MARK: {"string_value": who}}}
 
 
 def is_marked(config: Mapping[str, Any]) -> bool:
-    """Whether a sweep gave the model this configuration for a trial."""
+    """Whether the configuration has MARK: a sweep gave it to the model for a trial."""
     return MARK in (config.get("parameters") or {})
 
 
 def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
-    """Check that this configuration was not applied to the model by a sweep for one of its trials.
+    """Check that no sweep gave the model this configuration for a trial.
 
     Raises:
-        TargetError: it was, by a sweep that still runs or was killed; the original is saved on the
-            machine where it runs.
+        TargetError: one did, which still runs or was killed; the message names its process and machine, where the
+            original is saved.
     """
     mark = (config.get("parameters") or {}).get(MARK)
     if mark is not None:
@@ -218,8 +218,10 @@ def require_unmarked(config: Mapping[str, Any], *, model: str) -> None:
 
 
 class TritonRepository:
-    """The repository API of one model's server; each call returns when the server has done it, or fails after
-    `limit_s`."""
+    """The model repository API of a Triton, for one model; each call returns when the server has done it.
+
+    `limit_s`: seconds after which a load or unload without an answer raises TargetError.
+    """
 
     def __init__(self, endpoint: Endpoint, *, limit_s: float = 120.0) -> None:
         self._endpoint = endpoint
@@ -227,11 +229,11 @@ class TritonRepository:
         self._model = endpoint.model_name
 
     def states(self) -> dict[str, str]:
-        """Return the repository's models with their states, such as READY or UNAVAILABLE; with several
-        versions, READY where one is.
+        """Return model name -> state, such as READY or UNAVAILABLE, for the whole repository; READY if one version of
+        the model is.
 
         Raises:
-            TargetError: nobody answers, or it is no Triton.
+            TargetError: nobody answers, or what answers is no Triton.
         """
         status, document = self._call("POST", "/v2/repository/index", {}, limit_s=_ASKING_S)
         is_index = isinstance(document, list) and all(isinstance(model, dict) for model in document)
@@ -248,10 +250,10 @@ class TritonRepository:
         return states
 
     def require_model(self) -> bool:
-        """Check that the repository has the model. Returns whether it is loaded.
+        """Check that the repository has the model; return whether it is loaded.
 
         Raises:
-            TargetError: nobody answers, or the model is not in the repository; the hint lists those that are.
+            TargetError: nobody answers, or the model is not in the repository; the hint lists the models that are.
         """
         states = self.states()
         if self._model not in states:
@@ -262,7 +264,7 @@ class TritonRepository:
         return states[self._model] == "READY"
 
     def config(self) -> dict[str, Any]:
-        """Read the configuration that the loaded model runs with, all fields spelt out by Triton.
+        """Read the configuration that the loaded model runs with; Triton spells out all fields.
 
         Raises:
             TargetError: nobody answers, or the model is not loaded.
@@ -288,11 +290,11 @@ class TritonRepository:
         return document
 
     def load(self, config: Mapping[str, Any] | None = None) -> None:
-        """Load the model with this configuration, as Triton's JSON; None: with the configuration in the
-        model's own files.
+        """Load the model with this configuration, in the form of Triton's JSON; None: with the one in the model's own
+        files.
 
         Raises:
-            TargetError: the server refused it, or does not allow models to be loaded by request.
+            TargetError: the server does not answer, refused it, or does not allow models to be loaded by request.
         """
         import orjson
 
@@ -303,7 +305,7 @@ class TritonRepository:
         """Take the model out of service.
 
         Raises:
-            TargetError: the server refused.
+            TargetError: the server refused, or does not answer.
         """
         self._order("unload", {})
 
@@ -341,8 +343,7 @@ class TritonRepository:
 
 
 def put_back(repository: TritonRepository, original: OriginalModel) -> None:
-    """Load the model with the configuration that it had before the sweep, or unload it where it was not
-    served.
+    """Load the model with the configuration that it had before the sweep; unload it if it was not served then.
 
     Raises:
         TargetError: the server is gone, refuses, or then reports another configuration.

@@ -21,12 +21,12 @@ from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 
 def export_model(model: Path, ref: str, folder: Path) -> tuple[Path, str, str]:
-    """Write the model that was at a path in a git commit into `folder`, under its own name. Returns (where it lies
-    there, the commit's full hash, which it is, for messages: `models/net at main (1a2b3c4d5)`).
+    """Write the model that was at a path in a git commit into `folder`. Return (its path there, the full hash of the
+    commit, text for messages such as `models/net at main (1a2b3c4d5)`).
 
     Raises:
-        UsageError: no git repository, no such commit, no model at that path in it, or files that git does not
-            hold.
+        UsageError: no git repository, no such commit, no model at that path in it, files that git does not hold, or
+            `folder` cannot be written.
     """
     path = absolute(model)
     beside = next(folder for folder in (path, *path.parents) if folder.is_dir())
@@ -158,16 +158,16 @@ def resolve_model(
     folder: Path | None = None,
     on_event: Callable[[str], None] = lambda _text: None,
 ) -> Path:
-    """Return the model base directory for `target.model`: a path, or the name of a sample model, which is
-    exported on first use.
+    """Return the model base directory for `target.model`: a path, or the name of a sample model, which is exported on
+    first use.
 
-    A model without a version directory is laid out in `folder`; None: nothing is laid out, and its own path
-    returned. `framework` chooses among those that a sample model is written in; None: the first that is
-    installed.
+    A model without a version directory is laid out in `folder` by links; None: its own path is returned. `framework`:
+    in which a sample model is exported, of those that it is written in; None: the first that is installed.
 
     Raises:
-        UsageError: neither a sample model nor a model's directory or file; the message says what is there
-            instead.
+        UsageError: neither a sample model nor a model's directory or file (the message says what is there instead), or
+            `framework` with a path.
+        TargetError: a sample model cannot be exported.
     """
     with readable(Path(model)):
         is_name = "/" not in model and not Path(model).exists()
@@ -184,7 +184,7 @@ def resolve_model(
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Within, turn an OSError into a UsageError that names the path.
+    """Return a context manager that turns an OSError into a UsageError that names the path.
 
     Raises:
         UsageError: this user may not read it, or nothing can have such a name.
@@ -198,11 +198,11 @@ def readable(path: Path) -> Iterator[None]:
 def located_model(given: str) -> Path:
     """Return the model at a path: a directory of versions, a SavedModel's own directory, or a file.
 
-    For a version directory, or a file in one, that is the directory of versions, provided the version is the
-    one that a server takes: the highest. A link is not resolved.
+    For the highest version directory, or a file in it, this is the directory of versions: the highest is the one that a
+    server takes. A link is not resolved.
 
     Raises:
-        UsageError: no model is there; the hint says what was expected, or where one is.
+        UsageError: no model is there; the hint says what was expected, or where a model is.
     """
     path = absolute(Path(given).expanduser())
     with readable(path):
@@ -233,8 +233,8 @@ def _located(path: Path, given: str) -> Path:
 
 
 def only_model_below(path: Path) -> Path | None:
-    """Return the one model in the subdirectories of a directory that is no model itself; None: there is none,
-    or several."""
+    """Return the only model in the subdirectories of a directory; None: there is none, there are several, or the
+    directory is a model itself."""
     if _versions(path) or _holds_model(path):
         return None
     below = _models_below(path)
@@ -249,15 +249,15 @@ def lies_bare(path: Path) -> bool:
 
 
 def batches_inside(base_path: Path) -> str:
-    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`); "":
-    it does not."""
+    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`); "": it does
+    not."""
     versions = _versions(base_path)
     version = max(versions, key=lambda version: int(version.name)) if versions else base_path
     return "; ".join(batcher.in_words() for batcher in read_graph_batching(version))
 
 
 def served_name(model: str) -> str:
-    """Return the name under which a launched server serves `target.model`, whether that still exists or not."""
+    """Return the name under which a launched server serves `target.model`, whether or not that path still exists."""
     if "/" not in model and Path(model).suffix not in _NAME_BY_SUFFIX:
         return model
     path = Path(model)
@@ -270,10 +270,10 @@ def served_name(model: str) -> str:
 
 
 def version_files(path: Path) -> dict[str, Path]:
-    """Return the files of a version directory made of a model's file, by their names there: itself, and what
-    belongs to it.
+    """Return name -> path of the files that a version directory consists of which is made for the model's file `path`:
+    this file and those that belong to it.
 
-    That is the signature of TorchScript, and the weights that an ONNX graph keeps outside of itself, under
+    These are the signature of TorchScript, and the weights that an ONNX graph keeps in files beside it that begin with
     its name (`net.onnx.data`, `net.onnx_data`).
     """
     files = {_NAME_BY_SUFFIX[path.suffix]: path}

@@ -44,7 +44,7 @@ def _is_said_again(line: str, later: Sequence[str]) -> bool:
 
 
 class ServerLog:
-    """The scratch file that a server appends to, and from `keep_in` on a bounded copy of it elsewhere."""
+    """The scratch file that a server appends to; after a call of `keep_in` also a bounded copy of it elsewhere."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,12 +52,12 @@ class ServerLog:
         self._copied_bytes = 0
 
     def keep_in(self, path: Path) -> None:
-        """From now on have a copy in this file, with the log so far; each `copy` adds the rest."""
+        """Start a copy of the log at `path`, with the log so far; each call of `copy` adds the rest."""
         self.kept = path
         self.copy()
 
     def copy(self) -> None:
-        """Bring the copy up to date; a folder that cannot be written loses the copy, and no measurement."""
+        """Bring the copy up to date; in a folder that cannot be written nothing is copied, and nothing is raised."""
         if self.kept is None:
             return
         with contextlib.suppress(OSError):
@@ -89,8 +89,7 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
-    """Return the last lines of a log from a byte position on, indented by two spaces; "" where there are
-    none."""
+    """Return the last lines of a log from byte `begins_at` on, indented by two spaces; "": there are none."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(begins_at, log_path.stat().st_size - 16_384))
@@ -117,12 +116,12 @@ def _on_cpus(cpus: Sequence[int] | None) -> Iterator[None]:
 
 
 class ServerProcess:
-    """A server as a child in a session of its own (Ctrl-C reaches us, not it), its output appended to a log
+    """A server as a child process in a session of its own (Ctrl-C does not reach it), its output appended to a log
     file.
 
-    Where util-linux's setpriv is installed the kernel ends the child when we are killed outright. `cpus` are
-    those that it may run on, None: all. `grace_s`: how long it may take to end after SIGTERM. `install`: the
-    command that installs the server, for hints. `launches` counts the calls of `launch`.
+    Where util-linux's setpriv is installed, the kernel ends the server when this process is killed. `cpus`: those that
+    the server may run on; None: all. `grace_s`: how long it may take to end after SIGTERM. `install`: the command that
+    installs the server, for hints. `launches`: number of calls of `launch`.
     """
 
     def __init__(
@@ -145,12 +144,12 @@ class ServerProcess:
         self._why = TargetError("the server has not been launched yet")
 
     def launch(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
-        """End the process that runs, and start this command in its place; `environment` is all that it gets,
-        None: ours. A container that it runs writes its id to a file beside the log.
+        """End the process that runs, and start `command` in its place; `environment`: all variables that it gets, None:
+        ours. A container that the command runs writes its id to a file beside the log.
 
         Raises:
-            TargetError: the program does not exist or may not be executed, or the file for the container's id
-                exists already.
+            TargetError: the program does not exist or may not be executed, or the file for the container's id exists
+                already.
         """
         self.stop()
         self.launches += 1
@@ -196,7 +195,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def raise_if_dead(self, *, within_s: float = 0.0) -> None:
-        """Check that the process runs, waiting `within_s` seconds for its end.
+        """Check that the process runs and does not end within `within_s` seconds.
 
         Raises:
             TargetError: it has ended, with the last lines of its log; or was not started, with the reason.
@@ -226,14 +225,14 @@ class ServerProcess:
         return f"{how}, or check target.launch, target.server, target.command or target.docker"
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines of the log, indented by two spaces; a line that says so where there are
-        none."""
+        """Return the last `lines` lines of the log, indented by two spaces; " (no log)" or " (the log is empty)" where
+        there are none."""
         if not self.log_path.exists():
             return "  (no log)"
         return last_words(self.log_path, lines=lines) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
-        """Return the user and system CPU seconds of the process, its children and its container so far; None:
+        """Return the sum of user and system CPU seconds so far of the process, its descendants and its container; None:
         not known."""
         if self._process is None:
             return None
@@ -246,15 +245,15 @@ class ServerProcess:
         return None if inside_s is None else own_s + inside_s
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """Return a function that reads the process's CPU seconds so far, as `tree_cpu_clock`; None where the
-        server does not run, or runs in a container or elsewhere."""
+        """Return a function that reads the CPU seconds so far of the process and its present descendants
+        (`tree_cpu_clock`); None: the server does not run, or runs in a container or elsewhere."""
         if self._process is None or self._container is not None or self._serves_elsewhere:
             return None
         return tree_cpu_clock(self._process.pid)
 
     def memory_peak_bytes(self) -> int | None:
-        """Return the peak memory of the process and its children, or of its container, in bytes; None: not
-        known."""
+        """Return the peak memory in bytes: of the container if there is one, else the sum over the process and its
+        descendants; None: not known."""
         if self._process is None or self._serves_elsewhere:
             return None
         if self._container is not None:
@@ -262,23 +261,23 @@ class ServerProcess:
         return tree_memory_peak_bytes(self._process.pid)
 
     def with_usage(self, counters: Counters) -> Counters:
-        """Return a reading of the server's counters with its CPU time and memory so far."""
+        """Return `counters` with the server's CPU time and peak memory so far."""
         return replace(counters, server_cpu_s=self.cpu_s(), memory_peak_bytes=self.memory_peak_bytes())
 
     def look_for_listener(self, port: int | None) -> None:
-        """Note whether the process, or a child of it, listens on this port, now that something does; `port`
-        None: the port is not known.
+        """Note whether the process or a descendant listens on this port; called when something does. `port` None: the
+        port is not known.
 
-        A script that starts a container, or a client of a service manager, only waits for the server: its CPU
-        time is not the server's, which is then unknown.
+        Where neither does, the process only waits for the server, as a script that starts a container or a client of a
+        service manager does; the server's CPU time and memory are then unknown.
         """
         self._note_apart()
         if self._process is not None and self._container is None and port is not None:
             self._serves_elsewhere = not tree_listens(self._process.pid, port)
 
     def stop(self) -> None:
-        """End all processes of its session and its children in other sessions: SIGTERM, after `grace_s` SIGKILL;
-        then remove its container. More than once is fine."""
+        """End all processes of its session and its descendants in other sessions by SIGTERM, after `grace_s` by
+        SIGKILL; then remove its container. Does nothing where no process runs."""
         if self._process is None:
             return
         self._note_apart()
@@ -311,8 +310,8 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def coming_up(process: ServerProcess) -> Iterator[None]:
-    """Return a context manager in which any exception ends the server; a TargetError is also completed by the
-    last lines of its log, and a hint at what they mean."""
+    """Return a context manager for the time until a server is ready: any exception ends the server; a TargetError gets
+    the last lines of its log and a hint at what they mean."""
     try:
         yield
     except TargetError as error:
@@ -331,8 +330,8 @@ def coming_up(process: ServerProcess) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launch_named(process: ServerProcess) -> Iterator[None]:
-    """Return a context manager that completes the TargetError of a server of `target.launch` that did not get
-    ready: by that key, the log's last lines and what to do."""
+    """Return a context manager for the time until a server of `target.launch` is ready: a TargetError gets the name of
+    that key, the log's last lines and what to do."""
     try:
         yield
     except TargetError as error:
@@ -353,10 +352,10 @@ def launch_named(process: ServerProcess) -> Iterator[None]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port that is free now, and that no client's connection gets until the server listens.
+    """Return a TCP port of `host` that is free now, and that the kernel gives to no client's connection before the
+    server listens.
 
-    The kernel takes the ports of connections from a range of its own; this one lies below that where there is
-    room.
+    The kernel takes ports for connections from a range; the returned port lies below this range where there is room.
     """
     first_port = 10_000
     room = _first_port_of_connections() - first_port
@@ -383,7 +382,7 @@ def _first_port_of_connections() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different TCP ports as `free_port` finds them."""
+    """Return `count` different TCP ports, each found by `free_port`."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(free_port())
@@ -397,8 +396,8 @@ def free_ports(count: int) -> list[int]:
 
 
 class Container:
-    """The container that a command line runs. `run_command`, started in its place, writes the container's id
-    to a file."""
+    """The container that a command line runs. `run_command`: that command with an option to write the container's id to
+    a file, to be started in its place."""
 
     def __init__(self, command: Sequence[str], id_file: Path) -> None:
         self._program = command[0]
@@ -410,8 +409,8 @@ class Container:
         self.run_command = (*command[:at], *added, *command[at:])
 
     def cpu_s(self, *, root: Path = Path("/")) -> float | None:
-        """Return the CPU seconds of all processes in the container so far; None where neither the engine nor
-        the kernel reports them."""
+        """Return the CPU seconds so far, summed over all processes in the container; None: neither the engine nor the
+        kernel reports them."""
         pid = self._first_process()
         if pid is None:
             return None
@@ -419,8 +418,8 @@ class Container:
         return tree_cpu_s(pid) if group_s is None else group_s
 
     def memory_peak_bytes(self, *, root: Path = Path("/")) -> int | None:
-        """Return the peak memory of all processes in the container, in bytes; None where neither the engine
-        nor the kernel reports it."""
+        """Return the peak memory of the whole container, in bytes; None: neither the engine nor the kernel reports
+        it."""
         pid = self._first_process()
         if pid is None:
             return None
@@ -428,11 +427,10 @@ class Container:
         return tree_memory_peak_bytes(pid) if group_bytes is None else group_bytes
 
     def require_no_id_file(self) -> None:
-        """Check that the container's id file does not exist yet: an existing one belongs to another
-        container.
+        """Check that the container's id file does not exist yet; an existing one belongs to another container.
 
         Raises:
-            TargetError: it is there; a container program would not start.
+            TargetError: the file exists, so that the container program would not start.
         """
         if self._id_file.exists():
             raise TargetError(
@@ -441,9 +439,10 @@ class Container:
             )
 
     def remove(self) -> None:
-        """Remove the container with what runs in it, where the engine still has it, and then its id file.
+        """Remove the container with what runs in it, if the engine still has it, and its id file.
 
-        A client that was killed leaves its container behind; one that ended in good order has removed it.
+        A client that was killed leaves its container and id file behind; a client that ended in good order may have
+        removed both.
         """
         try:
             container_id = self._id_file.read_text().strip()
@@ -470,7 +469,7 @@ class Container:
 def container_of(command: Sequence[str], id_file: Path) -> Container | None:
     """Return the container that a command line runs; None: it runs none.
 
-    The command's own --cidfile is taken in place of `id_file`.
+    `id_file`: where its id is written; a --cidfile in the command takes precedence.
     """
     if Path(command[0]).name not in {"docker", "podman", "nerdctl"} or "run" not in command:
         return None
@@ -490,7 +489,8 @@ def _own_id_file(command: Sequence[str]) -> Path | None:
 
 
 def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
-    """Return the CPU seconds of a process's control group; None where it has no group but ours."""
+    """Return the CPU seconds so far of a process's control group; None: it shares ours, or the kernel does not report
+    them."""
     mount = root / "sys/fs/cgroup"
     for controllers, group in _groups(pid, root):
         if not controllers:
@@ -507,8 +507,8 @@ def group_cpu_s(pid: int, *, root: Path = Path("/")) -> float | None:
 
 
 def group_memory_peak_bytes(pid: int, *, root: Path = Path("/")) -> int | None:
-    """Return the peak memory of a process's control group in bytes, file cache included; None where it has no
-    group but ours."""
+    """Return the peak memory of a process's control group in bytes, file cache included; None: it shares our group, or
+    the kernel does not report it."""
     mount = root / "sys/fs/cgroup"
     for controllers, group in _groups(pid, root):
         unified = mount / group / "memory.peak"
@@ -531,7 +531,8 @@ def _groups(pid: int, root: Path) -> Iterator[tuple[str, str]]:
 
 
 def tree_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds of a process and its children so far; None: it is gone."""
+    """Return the sum of the CPU seconds so far of a process and all its descendants; None: one of them has ended
+    meanwhile."""
     try:
         clock = tree_cpu_clock(pid)
         return None if clock is None else clock()
@@ -540,8 +541,8 @@ def tree_cpu_s(pid: int) -> float | None:
 
 
 def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
-    """Return a function that reads, within microseconds, the CPU seconds so far of a process and the children
-    that it has now; None: it is gone."""
+    """Return a function that reads, within microseconds, the sum of the CPU seconds so far of a process and the
+    descendants that it has now; None: the process has ended."""
     try:
         root = psutil.Process(pid)
         processes = (root, *root.children(recursive=True))
@@ -553,10 +554,10 @@ def tree_cpu_clock(pid: int) -> Callable[[], float] | None:
 def process_cpu_s(process: psutil.Process) -> float:
     """Read the CPU seconds of a process so far by its own clock (clock_getcpuclockid(3)), to the nanosecond.
 
-    /proc counts them in ticks of 10 ms: of a run of 0.8 s that is several percent.
+    /proc counts them in ticks of 10 ms: for a run of 0.8 s this is several percent.
 
     Raises:
-        psutil.Error: it is gone.
+        psutil.Error: the process has ended.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # gone, or of another PID namespace
@@ -567,8 +568,8 @@ def process_cpu_s(process: psutil.Process) -> float:
 
 
 def tree_memory_peak_bytes(pid: int, *, proc: Path = Path("/proc")) -> int | None:
-    """Return the sum of the peak resident memory of a process and its children, in bytes; None: it is gone,
-    or the kernel does not report it."""
+    """Return the sum of the peak resident memory of a process and all its descendants, in bytes; None: the process has
+    ended, or the kernel does not report its peak. A descendant without a reported peak counts as 0."""
     try:
         root = psutil.Process(pid)
         processes = [root.pid, *(child.pid for child in root.children(recursive=True))]
@@ -588,8 +589,7 @@ def _peak_bytes(status: str) -> int:
 
 
 def tree_listens(pid: int, port: int) -> bool:
-    """Whether a process or one of its children listens on a TCP port; True too where the system does not
-    report it."""
+    """Whether a process or one of its descendants listens on a TCP port; True too if the system does not say."""
     try:
         root = psutil.Process(pid)
         return any(

@@ -25,8 +25,8 @@ from batchtune.target.endpoint import Endpoint, answer_of, wait_for
 
 
 def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
-    """Return the target with its places, such as {port}, replaced by their values in all of its texts;
-    `places`: place -> value."""
+    """Return the target with every place, such as {port}, replaced by its value in all texts; `places`: place ->
+    value."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
@@ -45,8 +45,8 @@ def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
 class Settings:
     """Applies parameters to one server of kind http as `target.set` says, and keeps what was there before.
 
-    `on_event` is called with a message where somebody else changed the settings meanwhile; `record` whenever
-    `kept` returns something else, before the server is changed. `replaced`: what is to be put back was set by somebody
+    `on_event`: called with a message where somebody else changed the settings meanwhile. `record`: called before the
+    server is changed, whenever the result of `kept` has changed. `replaced`: what is to be put back was set by somebody
     else after the first change.
     """
 
@@ -80,30 +80,32 @@ class Settings:
         self.replaced = False
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
-        """Return the environment variables with parameters in which the server is started: name -> value."""
+        """Return name -> value of the environment variables that pass parameters to the server when it is started."""
         values = self._values(configuration)
         return {
             variable: flag_text(values[name]) for name, variable in self._spec.env.items() if name in values
         }
 
     def flags(self, configuration: Configuration) -> list[str]:
-        """Return the words with parameters that follow those of `target.launch`."""
+        """Return the words that pass parameters to the server, to be appended to `target.launch`."""
         values = self._values(configuration)
         named = [(flag, values[name]) for name, flag in self._spec.flag.items() if name in values]
         return [word for flag, value in named for word in (flag, flag_text(value))]
 
     def present(self) -> dict[str, Any]:
-        """Return the parameters in force, the server's own name -> value, as far as `set.request.read` or the
+        """Read the parameters in force: the server's own name -> value, as far as `set.request.read` or the settings
         file shows them; {"enable_batching": False} where batching is off.
 
         Raises:
             TargetError: the server does not answer, or its answer cannot be read.
+            ScenarioError: the server shows no such place as `set.request.change` names.
         """
         self._look()
         return self.shown()
 
     def shown(self, document: Any = None) -> dict[str, Any]:
-        """Return what `present` does, of a document read; None: of what is to be put back."""
+        """Return the parameters in an answer to `set.request.read` (`document`) and the settings file, in the form of
+        `present`; `document` None: in the answer that is to be put back."""
         places: list[tuple[Any, Mapping[str, Any]]] = []
         request, file = self._spec.request, self._spec.file
         if request is not None and request.read is not None:
@@ -123,25 +125,30 @@ class Settings:
 
     @property
     def tells(self) -> bool:
-        """Whether the server or its file shows what is in force; a parameter that is missing there has the
-        server's default."""
+        """Whether the server or its file shows what is in force; a parameter that is absent there has the server's
+        default."""
         request = self._spec.request
         return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
-        """Look at what is to be put back, and return it as `kept` does.
+        """Read what is to be put back, and return it in the form of `kept`.
 
         Raises:
-            UsageError: the body that puts it back needs a parameter that was not read.
+            TargetError: the server does not answer, or its answer cannot be read.
+            UsageError: what puts it back needs a parameter that is not shown, or `set.request.change` names an unknown
+                place.
         """
         self._look()
         self._require_restorable()
         return self.kept()
 
     def kept(self) -> dict[str, Any]:
-        """Return what is to be put back, for JSON: "file" -> the text of the settings file (None: there was
-        none), "document" -> the answer to `set.request.read`; and by what the last trial is recognized:
-        "written" -> the text last written into the file (None: nothing was), "given" -> what was sent last."""
+        """Return what is to be put back, for JSON, and by what the last trial is recognized.
+
+        "file": the text of the settings file before the first change (None: no file). "document": the answer to
+        `set.request.read`. "written": the text last written into the file (None: nothing was). "given": what was sent
+        last.
+        """
         return {
             "file": _text(self._file_before),
             "document": self._document,
@@ -151,12 +158,13 @@ class Settings:
 
     @property
     def restorable(self) -> bool:
-        """Whether what was there before can be read, and thus put back."""
+        """Whether what was there before the first change can be read, and thus put back."""
         request = self._spec.request
         return self._spec.file is not None or (request is not None and request.read is not None)
 
     def words(self, document: Any = None) -> str:
-        """Return the parameters of a document read, for a message; None: those that are to be put back."""
+        """Return the parameters in an answer to `set.request.read`, for a message; None: in the answer that is to be
+        put back."""
         shown = ", ".join(f"{name} {value}" for name, value in self.shown(document).items())
         return shown or "the parameters from before the run"
 
@@ -206,10 +214,10 @@ class Settings:
             raise ScenarioError(said, hint=hint, path=(*keys, place))
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:
-        """Set what is to be put back at the end, as `kept` returned it to an earlier process.
+        """Take over what is to be put back at the end: `kept`, which an earlier process returned from `kept()`.
 
-        Returns False, and sets what the server has now, where that is not from a trial of that process:
-        somebody set it since, and it is what has to be put back.
+        Returns False where what the server has now is not from that process, since somebody has set it since: then this
+        is what has to be put back.
 
         Raises:
             TargetError: what the server has now cannot be read.
@@ -225,7 +233,11 @@ class Settings:
         return True
 
     def write(self, configuration: Configuration) -> None:
-        """Write the parameters into the file that the server reads, if it reads one."""
+        """Write the parameters into the settings file; does nothing without `set.file`.
+
+        Raises:
+            TargetError: the file that is there is not JSON.
+        """
         file = self._spec.file
         if file is None:
             return
@@ -245,15 +257,15 @@ class Settings:
         path.write_bytes(self._written)
 
     def send(self, configuration: Configuration) -> None:
-        """Send the parameters to the server, unless it has them, and wait until they are in force; does nothing
-        without `set.request`.
+        """Send the parameters to the server, unless it has them, and wait until they are in force; does nothing without
+        `set.request`.
 
-        Parameters that somebody else set since the last trial are put back at the end, instead of those from
-        before.
+        Where somebody else has set parameters since the last trial, these are put back at the end, and not those from
+        before the sweep.
 
         Raises:
-            WrongAnswerError: it has no such path or method.
-            TargetError: it refuses, or they are not in force in time.
+            WrongAnswerError: the server has no such path or method.
+            TargetError: it refuses them, or they are not in force in time.
         """
         if self._spec.request is None:
             return
@@ -266,8 +278,8 @@ class Settings:
         self._send(request, {**values, CHANGED: changed})
 
     def other_words(self) -> str:
-        """Return the parameters that an attached server has now where somebody else changed what it was given last, for
-        a message; "" where it has that, or does not tell."""
+        """Return in words the parameters that an attached server has now, if somebody else changed those sent last; "":
+        nobody did, or the server does not show them."""
         if not (self._attached and self._changed and self._in_force):
             return ""
         try:
@@ -289,11 +301,11 @@ class Settings:
         )
 
     def put_back(self) -> bool:
-        """Put back the file and the document that were there before the first change, if there was one.
-        Returns False where they are not known.
+        """Put back the settings file and the parameters from before the first change, if there was one. Return False
+        where these are not known.
 
         Raises:
-            TargetError: the server does not take it.
+            TargetError: the server does not take them.
         """
         changed = self._changed or self._is_written
         self._changed = self._is_written = False

@@ -20,7 +20,7 @@ from batchtune.target.endpoint import Endpoint, answer_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyRecord:
-    """How a configuration came into force, and how long that took."""
+    """How a configuration came into force, and how many seconds that took."""
 
     # hot: the running server took it; restart: a server was launched for it; unchanged: it was in force.
     how: Literal["hot", "restart", "unchanged"]
@@ -56,7 +56,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerActivity:
-    """What a server counted between two readings. None or empty: the server does not report it."""
+    """What a server counted between two readings; None or empty: the server does not report it."""
 
     duration_s: float
     # A counter fell: the readings are not of one server process, so all that they count is left out.
@@ -109,8 +109,8 @@ class ServerActivity:
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
-    """Parse a Prometheus page: metric name -> sorted (label, value) pairs -> number. Lines that are no
-    samples are passed over."""
+    """Parse a Prometheus page: metric name -> sorted (label, value) pairs -> number. Other lines than samples are
+    ignored."""
     label_pattern = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
     line_pattern = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
     series: dict[str, _Series] = defaultdict(dict)
@@ -127,8 +127,8 @@ def parse_prometheus(text: str) -> dict[str, _Series]:
 
 
 def read_counters(endpoint: Endpoint) -> Counters:
-    """Read the metrics page of a server that speaks TensorFlow Serving's API; without such a page, or a REST
-    port, the reading has no series.
+    """Read the metrics page of a server that speaks TensorFlow Serving's API. The reading has no series where the
+    server has no such page or no REST port.
 
     Raises:
         TargetError: the server does not answer.
@@ -140,14 +140,13 @@ def read_counters(endpoint: Endpoint) -> Counters:
 
 
 def read_meant_counters(metrics: MetricsSpec | None, endpoint: Endpoint) -> Counters:
-    """Read the metrics page of a server of kind http, with its series under the names of the bundled
-    server's.
+    """Read the metrics page of a server of kind http; its series get the names that the bundled server gives them.
 
-    `metrics`: the scenario's map from the server's names. None: no page is read, and the returned Counters
-    have no series.
+    `metrics`: the scenario's map from the server's names; None: no page is read, and the returned Counters have no
+    series. A page that is none of Prometheus, or an error status, is noted in `page_fault`.
 
     Raises:
-        TargetError: the page does not answer.
+        TargetError: the server does not answer.
     """
     if metrics is None:
         return Counters(monotonic_s=time.monotonic(), server_cpu_s=None)
@@ -185,7 +184,7 @@ def _page(url: str, endpoint: Endpoint) -> dict[str, _Series]:
 
 
 def meant(metrics: MetricsSpec, page: Mapping[str, _Labelled]) -> dict[str, _Labelled]:
-    """Rename the series of a metrics page to the bundled server's names, and convert times to microseconds.
+    """Return the series of a metrics page under the bundled server's names, with times in microseconds.
 
     `metrics`: the scenario's map from the server's names. Series that it does not name are left out.
     """
@@ -226,7 +225,7 @@ def _scaled(values: _Labelled, factor: float) -> _Series:
 
 
 def activity(before: Counters, after: Counters) -> ServerActivity:
-    """Compute what a server did between two readings, as the differences of their counters."""
+    """Return what a server did between two readings, computed from the differences of their counters."""
     duration_s = max(after.monotonic_s - before.monotonic_s, 1e-9)
     cpu = None
     if before.server_cpu_s is not None and after.server_cpu_s is not None:
@@ -320,7 +319,7 @@ class _Change:
         return sum(self.each(name).values())
 
     def by_label(self, name: str, *wanted: str) -> dict[str, int]:
-        """Sum the changes above 0 by the values of these labels, joined by dots."""
+        """Return label values, joined by dots -> the sum of the changes above 0 of the counters with these values."""
         counts: dict[str, int] = defaultdict(int)
         for labels, change in self.each(name).items():
             if change > 0:
@@ -329,8 +328,8 @@ class _Change:
         return dict(sorted(counts.items()))
 
     def by_device(self, name: str, label: str) -> dict[str, float]:
-        """Return the change of each device's counter by the value of this label, 0 for an idle device; empty
-        without that counter."""
+        """Return value of this label -> change of that device's counter, 0 for an idle device; {}: there is no such
+        counter."""
         return {dict(labels).get(label, ""): change for labels, change in self.each(name).items()}
 
     def by_rows(self, name: str, label: str) -> dict[int, int]:
@@ -344,8 +343,8 @@ class _Change:
         }
 
     def histogram_quantile_s(self, name: str, quantile: float) -> float | None:
-        """Return the lower edge, in seconds, of the bucket that holds the quantile, which is at least that;
-        None without samples."""
+        """Return a lower bound of the quantile, in seconds: the lower edge of the bucket that holds it; None: no
+        samples."""
         edges = self._cumulative(name)
         if not edges or edges[-1][1] <= 0:
             return None

@@ -60,7 +60,7 @@ overloaded."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The most requests that a server has to handle at once."""
+    """The most that a server has to handle at once, by which its limits of threads are set."""
 
     # The most requests under way at once.
     clients: int
@@ -76,11 +76,8 @@ class Demand:
 
 
 def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
-    """Compute the most requests that a search of the scenario may have under way, those of its load and of
-    closed loops that keep the largest batches full.
-
-    `clients_most`: the result is at least this.
-    """
+    """Compute the most requests that a search of the scenario may have under way: the maximum of those of its load, of
+    closed loops that keep the largest batches full, of `clients_most`, and of 1,024."""
     rows = scenario.request.rows_most
     space = scenario.search.space
 
@@ -97,7 +94,7 @@ def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
 
 
 def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
-    """Return flags that set TensorFlow Serving's own limits of threads above `demand`: name -> text; {} for a
+    """Return name -> text of the flags that raise TensorFlow Serving's own limits of threads above `demand`; {}: a
     server that may have other flags."""
     if target.runs not in ("local", "docker"):
         return {}
@@ -105,8 +102,7 @@ def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
 
 
 def thread_words(configuration: Configuration, flags: Mapping[str, str], demand: Demand) -> Iterator[str]:
-    """Yield a warning where the user's own limit of threads is too low for batches of `max_batch_size` ever
-    to be full; else nothing."""
+    """Yield a warning if the user's own limit of threads is so low that batches of `max_batch_size` never fill."""
     name = "rest_api_num_threads" if demand.protocol == "rest" else "grpc_max_threads"
     text = flags.get(name, "")
     batching = configuration.batching
@@ -127,9 +123,9 @@ def thread_words(configuration: Configuration, flags: Mapping[str, str], demand:
 class TfServingTarget:
     """A launched server, as the scenario's `target` describes it; a context manager that stops it.
 
-    `in_force`: the configuration applied last; None before the first, and where the server died or does not
-    answer. `batches_inside`: model -> how its own graph batches, as in `Endpoint`, for the models launched so
-    far.
+    `in_force`: the configuration applied last; None: none yet, or the server was stopped or does not answer.
+    `batches_inside`: name of a model -> how its own graph batches, in words ("": it does not), for the models launched
+    so far.
     """
 
     def __init__(
@@ -186,7 +182,7 @@ class TfServingTarget:
         return ApplyRecord(how=how, seconds=time.monotonic() - started, startup_s=startup_s)
 
     def counters(self) -> Counters:
-        """Read the server's metrics once. A server that does not answer is started anew by the next `apply`.
+        """Read the server's metrics once. Where the server does not answer, the next `apply` launches it again.
 
         Raises:
             TargetError: the server died or does not answer.
@@ -201,12 +197,12 @@ class TfServingTarget:
             raise
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None
-        before the launch, and where that returns None."""
+        """Return a function that reads the CPU seconds so far of the server and its present descendants; None: the
+        server does not run, or runs in a container or elsewhere."""
         return self._process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
-        """Read the signature of this name; raises TargetError where there is none."""
+        """Read the signature called `name`; raises TargetError where there is none, or the server does not answer."""
         return read_signature(self.endpoint, name)
 
     def alive(self) -> bool:
@@ -214,7 +210,7 @@ class TfServingTarget:
         return self._process.running
 
     def keep_log(self, path: Path) -> None:
-        """From now on copy the server's output to this file too, bounded in size."""
+        """From now on also copy the server's output to `path`, bounded in size."""
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
@@ -222,7 +218,7 @@ class TfServingTarget:
         return self._process.log_tail()
 
     def stop(self) -> None:
-        """End the server; the next `apply` launches it anew."""
+        """End the server; the next `apply` launches it again."""
         self.in_force = None
         self._process.stop()
 
@@ -394,8 +390,8 @@ class TfServingTarget:
 
 
 class ServedModel:
-    """One of several models of a started server, with the methods that a measurement needs; its counters are
-    the whole server's."""
+    """One of several models of a started server, with the methods that a measurement needs; its counters are those of
+    the whole server."""
 
     def __init__(self, server: TfServingTarget, name: str) -> None:
         self._server = server
@@ -409,16 +405,21 @@ class ServedModel:
 
     @property
     def in_force(self) -> Configuration | None:
-        """The model's part of the configuration applied last; None as for the server."""
+        """The model's part of the configuration applied last; None: none was applied yet, or the server was stopped or
+        does not answer."""
         whole = self._server.in_force
         return None if whole is None else whole.of_model(self._name)
 
     def counters(self) -> Counters:
-        """Read the whole server's metrics once, as `TfServingTarget.counters`."""
+        """Read the metrics of the whole server once.
+
+        Raises:
+            TargetError: the server died or does not answer.
+        """
         return self._server.counters()
 
     def signature(self, name: str) -> Signature:
-        """Read the signature of this name; raises TargetError where there is none."""
+        """Read the signature called `name`; raises TargetError where there is none, or the server does not answer."""
         return read_signature(self.endpoint, name)
 
 
@@ -430,7 +431,7 @@ OWN_PARAMETERS: Final = "batching_params.pbtxt"
 
 
 def model_config_text(base_paths: Mapping[str, str]) -> str:
-    """Write a ModelServerConfig as text protobuf; `base_paths`: name of a served model -> its base path."""
+    """Return a ModelServerConfig as text protobuf; `base_paths`: name of a served model -> its base path."""
     entries = "".join(
         f'  config {{ name: {json.dumps(name)} base_path: {_quoted(path)} model_platform: "tensorflow" }}\n'
         for name, path in base_paths.items()
@@ -439,20 +440,18 @@ def model_config_text(base_paths: Mapping[str, str]) -> str:
 
 
 def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[str, BatchingParameters]:
-    """Return model name -> its own batching parameters; empty where all models have equal ones, or none
-    batches."""
+    """Return model name -> its own batching parameters; {}: all models have equal ones, or no model batches."""
     batched = {name: configuration.of_model(name).batching for name in names if configuration.models}
     return {name: batching for name, batching in batched.items() if batching is not None}
 
 
 def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
-    """Return model name -> the set fields of its own parameters, without threads."""
+    """Return model name -> {parameter: value}, the parameters that are set for the model, without those of threads."""
     return {name: to_dict(_without_threads(own)) for name, own in models.items()}
 
 
 def own_text(parameters: BatchingParameters) -> str:
-    """Write the parameters file for one model's version directories, without threads, which are set by the
-    server's file only."""
+    """Return the text of a model's own parameters file, without threads: only the server's file may set these."""
     return format_tfserving_text(_without_threads(parameters))
 
 
@@ -461,8 +460,9 @@ def _without_threads(parameters: BatchingParameters) -> BatchingParameters:
 
 
 def with_own_parameters(base_path: Path, folder: Path, parameters: BatchingParameters | None) -> Path:
-    """Return a base directory in `folder` with the versions of `base_path` as links, each beside a file of
-    `parameters`; None: no parameters of its own, `base_path` itself."""
+    """Return `folder`, made a base directory with the versions of `base_path`: links to each version's files, and a
+    file with `parameters` beside them. `parameters` None: the model has none of its own, and `base_path` is
+    returned."""
     if parameters is None:
         return base_path
     text = own_text(parameters)

@@ -55,8 +55,8 @@ from batchtune.wire.signature import Signature
 class TritonTarget:
     """A Triton as the scenario's `target` describes it; a context manager that ends or restores it.
 
-    `original` is what an earlier run of the same sweep found and could not put back. `in_force`: the
-    configuration applied last; None before the first, and where the server died or does not answer.
+    `original`: what an earlier run of the same sweep found and could not put back; None: no such run. `in_force`: the
+    configuration applied last; None: none yet, or the server died or does not answer.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class TritonTarget:
         return None if self._launched is None else self._launched.process.pid
 
     def start(self, *, before_load: Keep | None = None) -> FoundBatching:
-        """Launch the server or connect to it. Returns how the model batched before the first change, by its
-        configuration.
+        """Launch the server or connect to it. Return how the model batched, by its configuration, before the first
+        change.
 
-        A model that an attached server does not serve is loaded from its own files, so that Triton reports
-        its configuration; before that `before_load` is called with the model as it is to be put back.
+        A model that an attached server does not serve is loaded from its own files, so that Triton reports its
+        configuration; before that, `before_load` is called with the model as it is to be put back.
 
         Raises:
-            TargetError: nobody answers, no such model, or the server did not start.
-            UsageError: the model cannot be batched.
+            TargetError: nobody answers, no such model, the server did not start, or another process changes it now.
+            UsageError: the model cannot be batched, or has no version directory.
         """
         if self._launched is not None and not self._launched.process.running:
             self._endpoint = self._launched.start(self._flags)
@@ -128,22 +128,25 @@ class TritonTarget:
         return True, earlier.words()
 
     def keep_original(self, keep: Keep) -> None:
-        """Call `keep` with the model as it is to be put back: now, and again once it was put back. Required
-        before an attached server is changed.
+        """Call `keep` with the model as it is to be put back: now, and again when it has been put back. Required before
+        an attached server is changed.
 
         Raises:
-            TargetError: as `start`.
+            TargetError: nobody answers, no such model, the server did not start, or another process changes it now.
+            UsageError: the model cannot be batched, or has no version directory.
         """
         self.start()
         self._claim.keep = keep
         self._claim.record(self._found())
 
     def apply(self, configuration: Configuration) -> ApplyRecord:
-        """Bring a configuration into force by loading the model with it; by a restart where server flags
-        differ from those in force.
+        """Bring a configuration into force by loading the model with it; by a restart where its server flags differ
+        from those in force.
 
         Raises:
-            TargetError: the server refused it, did not start, or died.
+            TargetError: the server refused it, did not start, or died. ServerGoneError: an attached server does not
+                return.
+            ValueError: `keep_original` was not called for an attached server.
         """
         if self._launched is None and self._claim.keep is None:
             raise ValueError("keep_original must run before an attached server is changed")
@@ -189,36 +192,35 @@ class TritonTarget:
         return counters if self._launched is None else self._launched.process.with_usage(counters)
 
     def cpu_clock(self) -> Callable[[], float] | None:
-        """Return a function that reads the server's CPU seconds so far, as `ServerProcess.cpu_clock`; None
-        for an attached server, and where that returns None."""
+        """Return a function that reads the CPU seconds so far of the server and its present descendants; None: the
+        server is attached, does not run, or runs in a container."""
         return None if self._launched is None else self._launched.process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
-        """Read the model's inputs and outputs as a signature of this name; raises TargetError where there are
-        none."""
+        """Read the model's inputs and outputs as a signature called `name`; raises TargetError where there are none."""
         return read_kserve_signature(self.endpoint, name)
 
     def alive(self) -> bool:
-        """Whether the launched server runs, or an attached one takes connections."""
+        """Whether a launched server runs; for an attached server, whether it does not refuse connections."""
         return not refuses(self.endpoint) if self._launched is None else self._launched.process.running
 
     def keep_log(self, path: Path) -> None:
-        """From now on copy a launched server's output to this file too, bounded in size."""
+        """From now on also copy a launched server's output to `path`, bounded in size."""
         if self._launched is not None:
             self._launched.keep_log(path)
 
     def log_tail(self) -> str:
-        """Return the last lines of a launched server's log, indented."""
+        """Return the last lines of a launched server's log, indented; for an attached server a line that says who has
+        it."""
         return (
             "  (its log is with its owner)" if self._launched is None else self._launched.process.log_tail()
         )
 
     def restore(self) -> None:
-        """Restore the configuration that an attached server had before, once; does nothing where it was not
-        changed.
+        """Put back, once, the configuration that an attached server had before; does nothing where it was not changed.
 
         Raises:
-            TargetError: it is gone, or does not take it.
+            TargetError: the server is gone, or does not take it.
         """
         if self._launched is not None or not self._changed or self._is_lost:
             return
@@ -233,13 +235,13 @@ class TritonTarget:
         self._on_event(f"{original.model} is configured as it was: {original.words()}")
 
     def stop(self) -> None:
-        """End a launched server, which the next `apply` launches anew; an attached one goes on."""
+        """End a launched server, which the next `apply` launches again; an attached server is left running."""
         if self._launched is not None:
             self.in_force = None
             self._launched.stop()
 
     def close(self) -> None:
-        """End a launched server, restore an attached one; more than once is fine."""
+        """End a launched server, restore an attached one; may be called more than once."""
         if self._launched is not None:
             self._launched.close()
             return
@@ -347,13 +349,13 @@ def _other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 
 def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
-    """Put back the model of an attached server as `original` says, from another process than the one that
-    changed it.
+    """Put back the model of an attached server as `original` says, in place of a process that changed it and was
+    killed.
 
     Returns `original` with `restored` set.
 
     Raises:
-        TargetError: it is gone, or does not take it.
+        TargetError: the server is gone or does not take it, or another process changes it now.
     """
     endpoint = external_endpoint(
         model_name=original.model, rest_url=original.rest_url, grpc_url=None, tls=spec.tls
@@ -371,7 +373,7 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
 
 
 class LaunchedTriton:
-    """A server process and its log; started anew as often as needed, ended by `close`."""
+    """A Triton process for one model, and its log; `start` launches it as often as needed, `close` ends it."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._spec = spec
@@ -381,11 +383,11 @@ class LaunchedTriton:
         self.process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=10.0)
 
     def start(self, flags: Mapping[str, str]) -> Endpoint:
-        """Start the server, with these flags over those of `target.flags`, and return when the model is ready.
+        """Launch the server with `flags`, which override those of `target.flags`, and return when the model is ready.
 
         Raises:
-            UsageError: no model with versions in a repository.
-            TargetError: it did not start, or not in time; with its last words.
+            UsageError: `target.model` is no model with versions in a repository.
+            TargetError: the server did not start, or not in time; with the last lines of its log.
         """
         repository, model = model_in_repository(self._spec.model)
         inside = self._spec.runs == "docker"
@@ -423,22 +425,22 @@ class LaunchedTriton:
         return endpoint
 
     def keep_log(self, path: Path) -> None:
-        """From now on copy the server's output to this file too, bounded in size."""
+        """From now on also copy the server's output to `path`, bounded in size."""
         self._log.keep_in(path)
 
     def stop(self) -> None:
-        """End the process; more than once is fine."""
+        """End the process; may be called more than once."""
         self.process.stop()
         self._log.copy()
 
     def close(self) -> None:
-        """End the server and remove its scratch files; more than once is fine."""
+        """End the server and remove its scratch files; may be called more than once."""
         self.stop()
         self._scratch.close()
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """Write flags as words of tritonserver's command line."""
+    """Return flags as words of tritonserver's command line."""
     bare = "disable-auto-complete-config"
     words = [f"--{name}={text}" for name, text in flags.items() if name != bare]
     return [*words, f"--{bare}"] if flags.get(bare) == "true" else words
@@ -448,7 +450,7 @@ def model_in_repository(model: str) -> tuple[Path, str]:
     """Return (model repository, model's name) for `target.model`, a folder in a model repository.
 
     Raises:
-        UsageError: `model` is no folder with a version.
+        UsageError: `model` is no folder with a version directory.
     """
     path = absolute(Path(model).expanduser())
     if not path.is_dir():

@@ -48,7 +48,7 @@ class Commands(TyperGroup):
     replacement."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words behind `batchtune`, the command's name first.
+        """Parse the words after `batchtune`, the command's name first.
 
         Raises:
             UsageError: an option that no longer exists; the hint says what to use.

@@ -68,8 +68,7 @@ class Benches:
         self.stack.enter_context(self._launched)
 
     def reached(self, variants: Sequence[Variant]) -> list[Variant]:
-        """Return the variants; each on a running Triton with the batching that is found in its model's
-        configuration there.
+        """Return the variants, those on Triton with the batching that is found in their model's configuration there.
 
         Raises:
             TargetError: no answer, no such model, or the server did not start.
@@ -82,7 +81,7 @@ class Benches:
         self._turn = turn
 
     def show(self, trial: Trial) -> None:
-        """Show a line on each load of the trial that the turn has ended with."""
+        """Show a line on a finished trial, with several models one for each model."""
         for part in parts_of([trial]):
             self.view.event(variant_line(part, again=self._turn is not None and self._turn.attempt > 1))
 

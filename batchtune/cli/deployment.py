@@ -251,8 +251,8 @@ def docker_command(configuration: Configuration, scenario: Scenario, parameters_
 
 
 def build_command(configuration: Configuration, scenario: Scenario) -> str:
-    """Return the command that builds the image of `docker_command` in a clone of batchtune; "" for an image
-    of others."""
+    """Return the command that builds the image of `docker_command` in a clone of batchtune; "" where the image is not
+    batchtune's."""
     target = scenario.target
     model = _lying(target)
     if configuration.dialect == "triton" or not _needs_ours(configuration, target, model):

@@ -138,7 +138,7 @@ class MeasuringSession:
 
         Raises:
             TargetError: the server does not answer.
-            UsageError: as `fitted`.
+            UsageError, ArchiveError, ScenarioError: as `fitted` and `begin`.
         """
         self.scenario = scenario
         if isinstance(target, TritonTarget):
@@ -155,8 +155,8 @@ class MeasuringSession:
         return scenario
 
     def learn_present(self, target: LaunchedTarget | ExternalTarget) -> None:
-        """Let the scenario, also the run's, have the parameters that an attached server of kind http gets back, where
-        somebody else set them during the run."""
+        """Where somebody else changed an attached server of kind http during the run, write the parameters that it now
+        gets back at the end into the scenario, and into that of the run."""
         if not isinstance(target, CommandTarget) or target.present in ({}, self.scenario.target.present):
             return
         self.scenario = self.scenario.with_target(present=target.present)
@@ -173,13 +173,14 @@ class MeasuringSession:
         """Start the server, or configure an attached one, with a configuration; the run gets the log of a
         launched one.
 
-        A server of kind http is sent one request: a running one before it is changed, a launched one once it
-        runs and, where it fails, with `another` configuration too.
+        A server of kind http is sent one request: a running one before it is configured; a launched one after its
+        start and, where it answers with an error, again with the configuration `another`.
 
         Raises:
-            WrongAnswerError: it answers that request with an error, in each of these configurations; or as
+            WrongAnswerError: the server answers with an error, a launched one in both configurations; or as
                 `require_metrics_page`.
             TargetError: it does not start, or does not take the configuration.
+            ArchiveError, ScenarioError: as `begin`.
         """
         launches = scenario.target.launch is not None
         if not launches and (error := first_error(scenario, target)):
@@ -198,8 +199,8 @@ class MeasuringSession:
         """Return the run as `begin` does, for a command whose results must be saved.
 
         Raises:
-            UsageError: nothing is to be saved.
-            ArchiveError: as `begin`.
+            UsageError: there is no folder for results.
+            ArchiveError, ScenarioError: as `begin`.
         """
         run = self.begin(scenario, provenance=provenance)
         if run is None:
@@ -285,8 +286,8 @@ def session(
     """Return a context manager around a command's measuring, as a session; how it ended early is reported on
     stderr at the end.
 
-    Ctrl-C, or an error after at least one complete trial, ends the session without an exception: `fault` has
-    it. `run`, `trials`: those of an interrupted sweep that goes on.
+    Ctrl-C, or a TargetError or MeasurementInvalidError after at least one complete trial, ends the session without an
+    exception: `fault` has it. `run`, `trials`: those of a sweep that is resumed.
 
     Raises:
         TargetError, MeasurementInvalidError: before any trial was complete.
@@ -311,24 +312,20 @@ def session(
 
 
 def fleets_of(scenario: Scenario, view: View) -> dict[str, AnyFleet]:
-    """Make the load generator of each model, by name; of a single model under "". None is started yet."""
+    """Make the load generator of each model, not yet started, by the model's name; "" for a single model."""
     return {name: fleet_of(scenario.load, on_event=view.event) for name in scenario.of_models() or [""]}
 
 
 def client_limit(scenario: Scenario, fleets: Mapping[str, AnyFleet]) -> Callable[[RequestSet], float] | None:
-    """Return a function from requests to the highest rate, requests/s, at which the fleet can send them.
-
-    None with several models.
-    """
+    """Return a function from requests to the highest rate, requests/s, at which the fleet can send them; with several
+    models return None."""
     only = fleets.get("")
     return None if only is None else partial(client_max_rps, only, server_cpus=scenario.target.cpus)
 
 
 def gravest(codes: Collection[int]) -> int:
-    """Return the most serious of several exit codes; 0 where none is an error's.
-
-    From most serious: a failed server, an invalid measurement, a missed SLO, no verdict.
-    """
+    """Return the most serious of several exit codes: of a failed server, an invalid measurement, a missed SLO, no
+    verdict, in this order; 0 where none of these is among them."""
     errors = (TargetError, MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
     return next((error.exit_code for error in errors if error.exit_code in codes), 0)
 
@@ -365,9 +362,9 @@ def require_same(run: Run, scenario: Scenario, before: Scenario) -> None:
 
 
 def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> WrongAnswerError | None:
-    """Send one request to a server of kind http with an API of its own; return what is wrong with its answer.
+    """Send one request to a server of kind http, by protocol http or openai; return what is wrong with its answer.
 
-    None: nothing is, or there is no answer yet, which the trials show.
+    None: the answer is right, there is no answer yet, or it is a server of another kind or protocol.
     """
     if scenario.target.kind != "http" or scenario.request.protocol not in ("http", "openai"):
         return None
@@ -381,11 +378,11 @@ def first_error(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> 
 
 
 def require_metrics_page(scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> None:
-    """Check that the page of `target.metrics` is one, if it answers yet; a server of OpenAI's API need not have that of
-    its preset, and each trial says so.
+    """Check that the URL of `target.metrics`, if the server answers yet, has a page of Prometheus metrics. Not checked
+    for protocol openai, whose servers may lack the page of their preset: each trial says so.
 
     Raises:
-        WrongAnswerError: it is missing, or none of Prometheus.
+        WrongAnswerError: there is no page, or it is not one of Prometheus.
     """
     if scenario.target.metrics is None or scenario.request.protocol == "openai":
         return
@@ -474,8 +471,8 @@ def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> Found
 
 
 def fitted(scenario: Scenario, batching: FoundBatching) -> Scenario:
-    """Return the scenario with the batching that was found on its server; unchanged where it has some
-    already.
+    """Return the scenario with the batching that was found on its server; unchanged where it has that of an earlier
+    run already (`target.found`).
 
     Raises:
         UsageError: its requests have more rows than the model takes.
@@ -516,14 +513,14 @@ def restore_hint(path: Path | str) -> str:
 
 
 def not_put_back(run: Run) -> OriginalModel | None:
-    """Return what a killed run left to put back on the server that it had attached to; None: nothing."""
+    """Return what a killed run still has to restore on the server that it had attached to; None: nothing."""
     original = read_original(run)
     return None if original is None or original.restored or not original.attached else original
 
 
 def run_restore(path: Path, *, discard: bool = False) -> int:
-    """Run `batchtune restore`: put back the server of a run that was killed; `discard`: forget what it had
-    instead. Returns the exit code, 0.
+    """Run `batchtune restore`: restore the server of a run that was killed as it was before the run. `discard`: leave
+    the server as it is, and forget how it was. Returns the exit code, 0.
 
     Raises:
         ArchiveError: there is no such run, or a process measures for it.

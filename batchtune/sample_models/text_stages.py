@@ -30,14 +30,14 @@ def preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def postprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return `scores` [batch, 2], and the `label` of the higher one."""
+    """Return `scores` [batch, 2] as they are, and `label` [batch]: that of the higher score, negative or positive."""
     labels = np.array([b"negative", b"positive"], dtype=object)
     scores = tensors["scores"]
     return {"scores": scores, "label": labels[scores.argmax(axis=1)]}
 
 
 def cleaned(text: str) -> str:
-    """Lower the case and remove accents; whatever is no letter or digit separates words."""
+    """Return the text in lower case and without accents, with a space for each character that is no letter or digit."""
     letters = []
     for letter in unicodedata.normalize("NFD", text.lower()):
         kind = unicodedata.category(letter)
@@ -47,7 +47,8 @@ def cleaned(text: str) -> str:
 
 
 def pieces_of(text: str, indices: Mapping[str, int]) -> Iterator[str]:
-    """Split each word into its longest known pieces, from its start; an unknown letter is passed over."""
+    """Yield the pieces of each word, from its start on the longest that is a key of `indices`, of at most PIECE_MAX
+    letters; a letter that begins no such piece is skipped."""
     for word in text.split():
         start = 0
         while start < len(word):

@@ -90,10 +90,10 @@ def points_of(*, rate: str | None, concurrency: str | None) -> list[tuple[float 
 
 
 def parse_range(text: str) -> tuple[float, ...]:
-    """Parse rates or numbers of clients: `8`, `1,2,8`, `START:END:STEP` or `START:END:x2`, which doubles up
-    to END.
+    """Parse rates or numbers of clients: `8`, `1,2,8`, `START:END` (steps of 1), `START:END:STEP` or `START:END:x2`,
+    in which each value is twice the one before.
 
-    END is included: of a STEP where it is met, of a factor always. Values may have a unit (`100/s:1k/s:100`).
+    The last value is END where a step meets it, after a factor always. Values may have a unit (`100/s:1k/s:100`).
 
     Raises:
         UsageError: any other text, or more than 10,000 values.

@@ -272,11 +272,11 @@ class LoadRequest:
 def takes_load(
     rate: Any = OneRateOption, concurrency: Any = OneConcurrencyOption, *, set_: Any = SetOption
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Return a decorator that adds the options on requests, load, SLO and parameters to a typer command, whose
-    parameter `wanted` gets them as a `LoadRequest` without a scenario.
+    """Return a decorator that adds options to a typer command: --rate, --concurrency, --slo-…, --rest, --rows, --shape,
+    --range, --set and --batching-parameters-file; without the last two if `set_` is None.
 
-    The arguments are annotations of --rate, --concurrency and --set; `set_` None: neither --set nor a file of
-    parameters.
+    The command's parameter `wanted` gets their values as a `LoadRequest`, of which `scenario` is not set. `rate`,
+    `concurrency`, `set_`: annotations of these options, which say what the command's help says.
     """
     shape, value_range = (
         option(

@@ -52,7 +52,7 @@ def of_option(name: str, *, hint: str | None = None, otherwise: str = "") -> Ite
 
 
 def promised(slo: Mapping[str, str | None]) -> SloSpec | None:
-    """Make an SLO of the --slo-… options, given as name -> text, with no other limit; None: none was given.
+    """Make an SLO of the --slo-… options, name -> text, with no other limit; None where no option is given.
 
     Raises:
         UsageError: a value that is no limit, or limits that contradict each other.
@@ -127,7 +127,7 @@ def asked_scenario(
     """Read a scenario with its overrides; limits of it that the --slo-… options leave out are named on stderr.
 
     Raises:
-        UsageError: --rest for a server of kind http whose scenario has another protocol.
+        UsageError: --rest for a server of kind http whose scenario has another protocol; or as `read_scenario`.
         ScenarioError: as `read_scenario`.
     """
     written = unchecked_scenario(source)
@@ -273,7 +273,7 @@ def model_of(argument: str) -> str:
     sample model.
 
     Raises:
-        UsageError: there is neither; the message says what was looked for.
+        UsageError: there is neither, or the argument is an app (.py).
     """
     if argument.partition(":")[0].endswith(".py"):
         raise UsageError(

@@ -59,11 +59,10 @@ class Calibrated:
     base_name: str
 
     def measured(self, configuration: Configuration, *, slo: SloSpec | None = None) -> MeasuredRates | None:
-        """Return the highest rate that a configuration held and the lowest that it missed, for `slo` or else
-        the scenario's.
+        """Return the highest rate at which a configuration met the SLO and the lowest at which it missed it; `slo`
+        None: the scenario's.
 
-        None where no run says, where only closed loops do and none missed, and where the load's rate changes
-        over time.
+        None: nothing was measured; only closed loops were, and none missed; or the load's rate changes over time.
         """
         capacity = capacity_of(configuration, self.trials, scenario=self.scenario, slo=slo)
         if capacity is None or traffic_of(self.scenario).changes:
@@ -76,12 +75,15 @@ class Calibrated:
 
 
 def calibrated_run(run: Run, *, quiet: bool, slo: SloSpec | None = None) -> Calibrated:
-    """Calibrate the twin from the trials of a run; its `base` is what `recommend` chooses for `slo` (None: the
-    scenario's), else what it chooses for the scenario's.
+    """Calibrate the twin from the trials of a run.
+
+    `base` of the result is the configuration that `recommend` chooses for `slo` (None: the scenario's); where there is
+    none, what it chooses for the scenario's SLO; else the scenario's own configuration.
 
     Raises:
         TwinError: no trial can be used, or the run is of a kind that the twin does not know; the hint says
             what helps.
+        ArchiveError, ScenarioError: the run cannot be read.
     """
     scenario = run.scenario()
     if scenario.target.models or not scenario.sizes_batches:
@@ -460,7 +462,7 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
 
 
 def failing_of(failing: str | None) -> Failing | None:
-    """Parse the text of --failing, `N` or `N%`, into the replicas that may be down at once; None: none may.
+    """Parse the text of --failing, `N` or `N%`, into how many replicas may be down at once; None for None.
 
     Raises:
         UsageError: no number of replicas and no share of them.
@@ -491,8 +493,8 @@ def run_plan(
     json: bool,
     quiet: bool,
 ) -> int:
-    """Run `batchtune plan`. Returns the exit code: 0, or 5 where the twin is too inaccurate or contradicts
-    the runs.
+    """Run `batchtune plan`. Returns the exit code: 0, or 5 where the twin is too inaccurate, or where no run with these
+    parameters met the limits and the twin predicts that they do.
 
     Raises:
         UsageError: no rate, no latency limit, or options that cannot be parsed.

@@ -353,11 +353,11 @@ class Course:
         return self.session.trials
 
     def measure(self, phase: Phase, blocks: int, guarded: Collection[Gate]) -> Sequence[BlockFigures]:
-        """Measure until a phase has the given number of blocks, and return all its blocks; `run_check` calls
-        this.
+        """Measure until a phase has `blocks` blocks, and return the figures of all of them; `run_check` calls this.
 
-        Where a gate guards CPU time, that is measured by loads of its own behind the new blocks. Beyond
-        ONE_LAUNCH blocks every call launches the servers anew.
+        Servers are launched anew for the first blocks of a phase, and in each later call that needs more blocks
+        than there are once there are ONE_LAUNCH; with `relaunches`, for every run instead. If `guarded` has the gate
+        cpu, the CPU time of each new block is measured by loads of its own, after its runs.
 
         Raises:
             TargetError: a server failed.

@@ -95,7 +95,7 @@ def _questions(results: Path) -> dict[str, Question]:
 
 
 def lacking_for_a_sweep(checks: Mapping[str, Check]) -> list[str]:
-    """Return the names of the checks that must be mended before any sweep can run."""
+    """Return the names of the failed checks without which no sweep can run."""
     return [name for name in ("results", "numba") if not _works(checks[name])]
 
 
@@ -169,10 +169,9 @@ WINDOW_S: Final = 0.5
 
 
 def cpus(root: Path = Path("/")) -> Check:
-    """Check how many CPUs this process may use, by affinity and by the quota of its control groups; fewer
-    than 2 is a problem.
+    """Check how many CPUs this process may use, by affinity and by the quota of its control groups.
 
-    A quota below the number of CPUs is one too. `root`: where /proc and /sys are, for tests.
+    Fewer than 2, and a quota below the number by affinity, are problems. `root`: where /proc and /sys are, for tests.
     """
     count, quota = len(schedulable_cpus()), quota_cpus(root)
     text = (

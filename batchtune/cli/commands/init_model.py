@@ -45,8 +45,10 @@ from batchtune.units import rounded_duration
 
 
 def run_init(name: str | None, *, output: Path | None) -> int:
-    """Run `batchtune init --example NAME`: write that example; None lists the examples. Returns the exit
+    """Run `batchtune init --example NAME`: write the example `name`, or list all where it is None. Returns the exit
     code, 0.
+
+    `output`: the file; None: NAME.yaml in the working directory; `-`: stdout.
 
     Raises:
         UsageError: no such example, or the file exists or cannot be written.

@@ -74,7 +74,7 @@ def look_at(
     """Launch a server for a bare model, send it a few requests, and make a scenario of what it answered.
 
     `model`: the command's argument. `overrides`: `KEY=VALUE` from the options. `say`: is called with each
-    line of progress. `batched` False: a model that refuses several requests' rows at once will do.
+    line of progress. `batched` False: the model may refuse the rows of several requests at once.
 
     Raises:
         UsageError: no such model, or options that contradict each other or the model.
@@ -170,8 +170,8 @@ def wants_of(scenario: Scenario) -> str:
 
 
 def shortage_of(scenario: Scenario, tries: FirstTries) -> str | None:
-    """Return a warning where the time budget is less than half of what an answer takes on so slow a model;
-    else None."""
+    """Return a warning where the time budget is less than half of what a sweep of so slow a model usually takes; else
+    None."""
     given_s, sure_s = scenario.search.budget.time_s, usual_budget_s(tries.lone_s)
     if given_s is None or given_s >= 0.5 * sure_s or sure_s == DEFAULT_TIME_BUDGET_S:
         return None
@@ -468,7 +468,8 @@ def subject_of_load(
 
 
 def scenario_of_language_model(address: str) -> dict[str, Any] | None:
-    """Return what `language_model_at` does, with a name that a folder may have."""
+    """Return the scenario, as plain data, that `language_model_at` makes, with a name that a folder may have; None
+    where it returns None."""
     document = language_model_at(address)
     return document and document | {"name": _scenario_name(served_name(document["name"]))}
 

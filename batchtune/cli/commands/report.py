@@ -59,7 +59,7 @@ def run_report(path: Path | None, *, output: Path | None, results: Path) -> int:
 
 
 def write_report(run: Run, *, output: Path | None = None) -> Path:
-    """Write the HTML page of a run of any kind, and return its path.
+    """Write the HTML page of a run, and return the page's path.
 
     `output`: the file; None: report.html in the run's folder. The page of a sweep has the command that
     deploys its answer.

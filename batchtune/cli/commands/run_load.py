@@ -74,11 +74,11 @@ def run_load(
     """Run `batchtune load`: measure each load point, print them, and save them under `results` (None:
     nowhere).
 
-    Returns the exit code: 0; 3 where the SLO or a limit of `gates` is missed, 5 where that is open; of a
+    Returns the exit code: 0; 3 where the SLO or a limit of `gates` is missed, 5 where that is undecided; in a
     range the best point decides. 6 where the load generator or the host spoilt every point, repeats included;
-    7 where a point failed; 130 when interrupted. Several models are loaded at once and then each alone; the
-    most serious verdict at once decides. After an error behind a complete point, all is printed and the code
-    is the error's.
+    7 where a point failed; 130 when interrupted. Several models are loaded together and then each alone; the
+    most serious verdict of the load of all together decides. An error after a complete point ends the test: the
+    points so far are printed, and the code is the error's.
     """
     limits = parse_limits(gates)
     if lists_models(wanted.scenario):

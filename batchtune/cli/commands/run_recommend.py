@@ -60,7 +60,7 @@ def run_recommend(
     json: bool,
     why: bool = False,
 ) -> int:
-    """Run `batchtune recommend`. Returns the exit code: 0 established, 5 not.
+    """Run `batchtune recommend`. Returns the exit code: 0 where the answer is confirmed, 5 where it is not.
 
     Raises:
         NoFeasibleConfigurationError, InconclusiveError, MeasurementInvalidError, TargetError: no answer; see
@@ -113,13 +113,13 @@ def conclude(
     named: bool = True,
     swept: bool = False,
 ) -> int:
-    """Recommend from the trials, print the answer, and write the parameters that were asked for. Returns exit
-    code 0 or 5.
+    """Recommend from the trials, print the answer, and write the parameters that were asked for. Returns the exit
+    code: 0 where the answer is confirmed, 5 where it is not.
 
     `slo`: in place of the scenario's, None: that. `why`: print the whole argument. `write`: file for the
     parameters. `dialect`: format of the parameters, None: that of the server that was measured. `named`: the
-    user named this run, so that the answer need not. `swept`: a sweep has just ended. The run keeps the
-    answer of a sweep, or of its own SLO where it has none yet; no other question changes it.
+    user named this run, so that the answer need not. `swept`: a sweep has just ended. An answer for the
+    scenario's SLO is saved in the run where a sweep has just ended, or where the run has no answer yet.
 
     Raises:
         NoFeasibleConfigurationError, InconclusiveError, MeasurementInvalidError, TargetError: no

@@ -51,17 +51,18 @@ def run_sweep(
     quiet: bool,
     of_one: Sequence[str] = (),
 ) -> int:
-    """Run `batchtune sweep`. Returns the exit code: 0 established, 5 not, 130 when interrupted, else that of
-    the error.
+    """Run `batchtune sweep`. Returns the exit code: 0 where enough runs confirm the recommendation, 5 where they do not
+    yet, 130 when interrupted.
 
-    A sweep that an error ends after some trials recommends from these, and returns the error's code.
-    `resume`: folder of the run to go on with. `optuna_storage`: URL of a storage to which the trials are
-    exported at the end. `of_one`: options given that make sense for one model only.
+    A sweep that an error ends after some complete trials recommends from these, and returns the error's code.
+    `resume`: folder of the run to resume. `optuna_storage`: URL of a storage to which the trials are exported
+    at the end. `of_one`: options given that make sense for one model only.
 
     Raises:
         UsageError: options that do not fit the scenario, or a storage that cannot be opened; nothing was
             measured.
-        NoFeasibleConfigurationError: nothing meets the SLO.
+        TargetError, MeasurementInvalidError: before any trial was complete.
+        NoFeasibleConfigurationError, InconclusiveError: nothing meets the SLO, or nothing is known to.
     """
     if of_one and lists_models(path):
         hints = {"--rate": "write rate at each of target.models"}

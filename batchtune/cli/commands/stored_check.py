@@ -212,8 +212,8 @@ def comparability(
 
 
 def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
-    """Return the gates with margins of at least what figures vary by between sessions, or between hosts
-    (`is_other_host`); the margin of errors is not changed."""
+    """Return the gates with margins of at least SESSION_MARGIN, or OTHER_HOST_MARGIN where `is_other_host`; the margin
+    of errors is not changed."""
     least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
     return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
 

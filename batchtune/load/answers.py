@@ -37,8 +37,8 @@ from batchtune.wire.tfserving.tensors import decode_predict_response
 
 
 def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArray[np.int32]) -> int:
-    """Decode every kept answer; one that does not decode becomes MALFORMED, a wrong one WRONG_ANSWER. Returns
-    how many were checked.
+    """Decode every answer that the recorder has; one that does not decode becomes MALFORMED, one with other outputs
+    than expected WRONG_ANSWER. Return how many were checked.
 
     `request_order[i % len(request_order)]`: index in the set of the request that was sent i-th.
     """
@@ -57,7 +57,7 @@ def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArr
 
 
 def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> str:
-    """Compare outputs with the expected ones, to float32 precision; returns what differs, "" if nothing.
+    """Return how outputs differ from the expected ones, in words; "": they are equal to float32 precision.
 
     An output called "" (REST does not name a single output) is compared with the only expected one.
     """
@@ -75,12 +75,13 @@ def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
 
 
 def decode_answer(protocol: Protocol, answer: bytes) -> Mapping[str, NDArray[Any]]:
-    """Decode the outputs of an answer by name; the single output of a REST answer has no name and is called "".
+    """Return output name -> values of an answer; the single output of a REST answer has no name and is called "".
 
-    Of protocol http the answer must be JSON, and {} is returned.
+    For protocol http the answer must be JSON, and {} is returned.
 
     Raises:
-        ValueError: the bytes are no answer of this protocol, or it is openai, whose tokens are read as they arrive.
+        ValueError: the bytes are no answer of this protocol; or the protocol is openai, whose tokens are read as they
+            arrive.
     """
     match protocol:
         case "grpc":
@@ -107,8 +108,8 @@ def _equal(output: NDArray[Any], right: NDArray[Any]) -> bool:
 
 
 def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
-    """Return the set with the expected answers filled in: each request is sent to the server alone, and its
-    answer becomes the expected one.
+    """Return the set with expected answers: each request is sent to the server alone, and the answer becomes the
+    expected one.
 
     Raises:
         TargetError: a request gets no answer, an error, or an answer that does not decode.
@@ -129,11 +130,11 @@ def with_lone_answers(endpoint: Endpoint, requests: RequestSet) -> RequestSet:
 def prompts_to(
     endpoint: Endpoint, request: RequestSpec, *, seed: int = 1, distinct: int | None = None
 ) -> RequestSet:
-    """Encode the prompts of a scenario as `build_prompts` does, to the model that it names, else the one that the
-    server lists.
+    """Encode the prompts of a scenario (`build_prompts`) for the model that it names; if it names none, for the only
+    model that the server lists.
 
     Raises:
-        UsageError: it names none, and the server lists none or several; or as `build_prompts`.
+        UsageError: the scenario names no model and the server lists none or several; or the prompts cannot be built.
     """
     name = endpoint.model_name
     if (
@@ -162,10 +163,13 @@ def _only_listed(endpoint: Endpoint, headers: Mapping[str, str]) -> str:
 
 
 def ask_once(endpoint: Endpoint, request: RequestSpec) -> None:
-    """Send one request of a scenario of protocol http or openai, as `require_answer` does.
+    """Send one request of a scenario of protocol http or openai, so that a wrong URL, body or app is reported before
+    any load.
 
     Raises:
-        WrongAnswerError, TargetError: as `require_answer`.
+        WrongAnswerError: the answer is not a good one by the scenario (`require_answer`).
+        TargetError: there is no answer, or its status is one of a server that is overloaded or not ready yet.
+        UsageError: the request cannot be built.
     """
     if request.protocol == "http":
         requests = build_requests(request, {}, model_name=endpoint.model_name, distinct=1)

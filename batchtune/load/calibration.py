@@ -40,12 +40,13 @@ _HTTP_ANSWER: Final = (
 
 @contextmanager
 def null_server(*, cpus: Sequence[int] | None = None) -> Iterator[Endpoint]:
-    """Yield the address of a server that gives each request the same answer at once, in a process of its own.
+    """Return a context manager that runs a server in a process of its own, which gives each request the same answer at
+    once; its value is the server's address.
 
     `cpus`: numbers of the CPUs that it may run on; None: any.
 
     Raises:
-        MeasurementInvalidError: it does not start.
+        MeasurementInvalidError: the server does not start.
     """
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe(duplex=True)
@@ -73,7 +74,8 @@ def null_server(*, cpus: Sequence[int] | None = None) -> Iterator[Endpoint]:
 
 
 def serve(pipe: Connection, cpus: Sequence[int] | None) -> None:
-    """Listen on two free ports of 127.0.0.1, send them as `(rest, grpc)`, and serve until the pipe ends."""
+    """Listen on two free ports of 127.0.0.1, send their numbers through the pipe as `(rest, grpc)`, and serve until the
+    pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
@@ -199,10 +201,11 @@ def calibrate(
     duration_s: float = 0.7,
     server_cpus: Sequence[int] | None = None,
 ) -> float:
-    """Measure the rate (requests/s) at which the client's cores are fully busy: cores / CPU time per request.
+    """Measure the highest rate (requests/s) at which the client can send: the larger of the rate reached and of cores /
+    (CPU time per request), at which its cores would be fully busy.
 
-    `requests` go to a null server, in a closed loop, after a short warm-up. The rate reached is returned where it is
-    higher; as a rule it is lower, because the null server may share those cores.
+    `requests` go to a null server in a closed loop, after a short warm-up. The rate reached is as a rule the lower one,
+    because the null server may share the client's cores.
     `server_cpus`: numbers of the CPUs for the null server; None: any.
 
     Raises:

@@ -36,8 +36,8 @@ load."""
 class DuetPlan:
     """The turns in which two servers get the load.
 
-    In turn i server `order[i]` (0 or 1) gets it for `turn_ns`; then nobody does for `gap_ns`, so that the last answer
-    has come before the CPU clocks are read. Turns 2k and 2k + 1 are a pair.
+    In turn i, server `order[i]` (0 or 1) gets the load for `turn_ns`; then no server does for `gap_ns`, so that the
+    last answer has come before the CPU clocks are read. Turns 2k and 2k + 1 are a pair.
     """
 
     turn_ns: int
@@ -51,13 +51,13 @@ class DuetPlan:
 
     @property
     def begins_ns(self) -> NDArray[np.int64]:
-        """Start of each turn, nanoseconds after the start of the load, shape (turns + 1,); the last entry is when one
-        more would begin."""
+        """Start of each turn, nanoseconds after the start of the load, shape (turns + 1,); the last entry is where a
+        further turn would begin."""
         return np.arange(len(self.order) + 1, dtype=np.int64) * (self.turn_ns + self.gap_ns)
 
     def arranged(self, arrivals: Arrivals, server: int) -> Arrivals:
-        """Return the arrivals for server 0 or 1: clients of a closed loop pause outside its turns; a schedule
-        is cut into pieces, which go on from turn to turn."""
+        """Return the arrivals for server 0 or 1: clients of a closed loop pause outside the server's turns; a schedule
+        is cut into pieces of a turn's length, one for each of its turns."""
         begins_ns = self.begins_ns[:-1][np.equal(self.order, server)]
         duration_s = float(self.begins_ns[-1]) / 1e9
         if isinstance(arrivals, ClosedLoop):
@@ -79,12 +79,14 @@ class DuetPlan:
 def run_duet(
     fleet: LoadFleet, jobs: Sequence[LoadJob], plan: DuetPlan, clocks: Sequence[CpuClock]
 ) -> list[tuple[float, float]]:
-    """Measure the CPU seconds per request of two servers, loaded in turns; `jobs` and `clocks` have one entry a server.
+    """Measure the CPU seconds per request of two servers, loaded in turns; `jobs` and `clocks` have one entry for each
+    server.
 
-    Returns (first server's, second server's) for each pair of turns that could be measured, as `pair_costs`.
+    Returns (first server's, second server's) for each pair of turns that could be measured (`pair_costs`).
 
     Raises:
-        MeasurementInvalidError, TargetError, UsageError: as `LoadFleet.run`.
+        MeasurementInvalidError: a worker died.
+        TargetError, UsageError: an endpoint cannot be used at all (name, TLS files, port).
     """
     parts = [
         split(replace(job, arrivals=plan.arranged(job.arrivals, server)), fleet.processes)
@@ -98,10 +100,10 @@ def run_duet(
 
 
 def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) -> list[tuple[float, float]]:
-    """Return the CPU seconds per request, (first server's, second server's), of each pair of turns.
+    """Return (first server's, second server's) CPU seconds per request for each pair of turns.
 
-    A pair is left out where one of its turns had no request, a request was still under way when the clocks were read,
-    or the clocks were read when the next turn had begun.
+    A pair is left out where a turn of it had no request, a request was still under way when the clocks were read, or
+    the clocks were read after the next turn had begun.
     """
     turns = len(plan.order)
     turn_of = np.searchsorted(plan.begins_ns, samples.due_ns, side="right") - 1
@@ -128,7 +130,7 @@ def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) ->
 
 
 class ClockReader:
-    """A thread that reads the CPU clocks between the turns; a context manager, which waits for its end.
+    """A thread that reads the CPU clocks between the turns; a context manager, whose exit waits for the thread's end.
 
     `readings`: one before each turn and one after the last; fewer where a server ended.
     """
@@ -144,7 +146,7 @@ class ClockReader:
         self._thread = threading.Thread(target=self._read, name="batchtune-cpu-clocks", daemon=True)
 
     def start(self) -> int:
-        """Start the thread; returns when the load is to start (CLOCK_MONOTONIC, ns)."""
+        """Start the thread; return the instant at which the load is to start (CLOCK_MONOTONIC, ns)."""
         self._start_ns = time.monotonic_ns() + START_DELAY_NS
         self._thread.start()
         return self._start_ns

@@ -35,10 +35,10 @@ TIMES_LARGER: Final = 8
 class FirstTries:
     """What the first few requests to a model showed.
 
-    `request`: one that the model answers. `shapes`, `ranges`: those that had to be guessed for it. `lone_s`:
-    seconds of a request sent alone. `larger_s`: seconds of one with TIMES_LARGER times its rows; None where
-    the model takes only the rows of one request, or refuses so many (`refusal` says why), or the requests are
-    recorded and cannot be made larger.
+    `request`: a request that the model answers. `shapes`, `ranges`: those in it that had to be guessed. `lone_s`:
+    median seconds of a request sent alone. `larger_s`: median seconds of a request with TIMES_LARGER times its rows;
+    None: the model takes only the rows of one request, or refuses so many (`refusal` says why), or the requests are
+    recorded.
     """
 
     request: RequestSpec
@@ -57,13 +57,13 @@ class FirstTries:
 def first_tries(
     endpoint: Endpoint, signature: Signature, request: RequestSpec, *, batched: bool = True
 ) -> FirstTries:
-    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and a
-    larger one.
+    """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and a larger one.
 
-    `batched` True: a model that accepts only the rows of one request is an error.
+    `batched`: whether a model that accepts only the rows of one request is an error.
 
     Raises:
-        TargetError: it refuses a request, or one of twice the rows; the hint says what that means.
+        TargetError: the model refuses a request, or with `batched` a request of twice the rows; the hint says what that
+            means.
         UsageError: the request does not fit the signature.
     """
     asking = _Asking(endpoint, signature, request)
@@ -101,10 +101,10 @@ class _Asking:
     request: RequestSpec
 
     def settled(self) -> tuple[Shapes, Ranges]:
-        """Return the shapes and ranges with which the model answers; with `request.lengths` no dimension is open.
+        """Return the shapes and ranges with which the model answers; with `request.lengths` no shape is guessed.
 
         Raises:
-            TargetError: there are none among those guessed.
+            TargetError: the model answers with none of the guesses.
         """
         ranges: Ranges = range_guesses(self.signature, inputs_with_range(self.request, self.signature))
         first_fault = None
@@ -122,7 +122,7 @@ class _Asking:
         raise TargetError(f"the model refuses a request: {first_fault}", hint=self._hint(first_fault or ""))
 
     def recorded(self) -> FirstTries:
-        """Time the first requests of the file, as they are.
+        """Time the first requests of the file, sent as they are.
 
         Raises:
             TargetError: the model refuses one of them.
@@ -135,7 +135,7 @@ class _Asking:
         return FirstTries(request=self.request, shapes={}, ranges={}, lone_s=lone_s, larger_s=None)
 
     def fault_of(self, request: RequestSpec, *, times: int = 1) -> str | None:
-        """Return why a request of `times` times the rows is not answered, or wrongly; None where it is answered."""
+        """Return why a request of `times` times the rows gets no answer or a wrong one; None: it gets a good answer."""
         try:
             for answer in answers_alone(self.endpoint, self._requests(request, times=times, distinct=1)):
                 outputs = decode_answer(request.protocol, answer)
@@ -162,7 +162,7 @@ class _Asking:
         """Return the median time (s) of requests of `times` times the rows, sent one at a time.
 
         Raises:
-            TargetError: it is refused.
+            TargetError: the model refuses one of them.
         """
         timed_answers = 24
         requests = self._requests(request, times=times, distinct=4)
@@ -236,11 +236,11 @@ BINARY: Final = RandomRange(low=0, high=2, whole=True)
 
 
 def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
-    """Guess the dimensions after the first for every input that leaves some open.
+    """Guess the dimensions after the first for every input that leaves some open; return the guesses, the likeliest
+    first, each input name -> dimensions.
 
-    Returns the guesses, the likeliest first, each input name -> dimensions; one empty guess where no input
-    leaves any open. Inputs in `given` are left out. Inputs change together: those that belong together
-    (tokens and their mask) have one length.
+    [{}] where no input leaves any open. Inputs in `given` are left out. A guess sets all inputs together: those that
+    belong together (tokens and their mask) have one length.
     """
     candidates = {
         spec.name: sizes for spec in signature.inputs if spec.name not in given and (sizes := _sizes(spec))
@@ -252,8 +252,8 @@ def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str
 
 
 def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, RandomRange]:
-    """Guess ranges of values for every input of whole numbers: ones for a mask, 0 or 1 for a type, 0 to 255
-    for an image, small numbers for any other. Inputs in `given` are left out."""
+    """Guess input name -> range of values for every input of whole numbers: ones for a mask, 0 or 1 for a type, 0 to
+    255 for an image, small numbers for any other. Inputs in `given` are left out."""
     return {
         spec.name: _range(spec)
         for spec in signature.inputs
@@ -262,8 +262,8 @@ def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, Ran
 
 
 def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
-    """Yield narrower ranges to try: first each wide input alone limited to 0 and 1, then all of them; for
-    models whose tables are smaller than guessed."""
+    """Yield narrower ranges to try, for models whose tables are smaller than guessed: first with one wide input limited
+    to 0 and 1, each in turn, then with all of them."""
     wide = [name for name, limits in ranges.items() if limits.high is not None and limits.high > 2]
     for name in wide:
         yield {**ranges, name: BINARY}
@@ -272,8 +272,7 @@ def narrower(ranges: Ranges) -> Iterator[dict[str, RandomRange]]:
 
 
 def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> RequestSpec:
-    """Return the request with the guessed dimensions and ranges added; those that it has already are not
-    replaced."""
+    """Return the request with the guessed dimensions and ranges added; those that it has already are kept."""
     inputs = request.inputs
     if ranges and (inputs == "random" or isinstance(inputs, RandomInputs)):
         values = inputs.random if isinstance(inputs, RandomInputs) else RandomValues()
@@ -283,8 +282,8 @@ def guessed_request(request: RequestSpec, *, shapes: Shapes, ranges: Ranges) -> 
 
 
 def inputs_with_range(request: RequestSpec, signature: Signature) -> set[str]:
-    """Return the names of the inputs whose values the request itself determines: all where it gives one range
-    for all, sends zeros or recorded inputs."""
+    """Return the names of the inputs whose values the request itself determines: those with a range of their own; all
+    inputs where it has one range for all, or sends zeros or recorded inputs."""
     every = {spec.name for spec in signature.inputs}
     if request.inputs == "random":
         return set()

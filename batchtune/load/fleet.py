@@ -53,9 +53,9 @@ GRACE_S: Final = 30.0
 class LiveAggregate:
     """How the load is going: counts since the start; throughput and latency quantiles of the last second's answers.
 
-    `late`: answers that came after `overdue_after_s`; `overdue`: requests still in flight for longer than that.
-    Together with `errors` they are the misses so far among `done + overdue` requests. `p50_s`, `p95_s`: nan without
-    answers in the last second.
+    `late`: answers that took longer than `overdue_after_s`; `overdue`: requests in flight for longer than that.
+    `errors`, `late` and `overdue` together are the misses so far, of `done + overdue` requests. `p50_s`, `p95_s`: nan
+    without answers in the last second.
     """
 
     elapsed_s: float
@@ -94,8 +94,8 @@ class _Worker:
 class LoadFleet:
     """A context manager around `processes` workers; `run` may be called any number of times, one job at a time.
 
-    `cpus`: the CPUs that the workers may use, dealt out in turn; None: all. A fleet whose worker died, or that was
-    closed, starts afresh with the next `run`. Of a job of more than `kept_max` requests one in n is returned, drawn at
+    `cpus`: numbers of the CPUs that the workers may use, dealt out in turn; None: all. If a worker died, or after
+    `close`, the next `run` starts new workers. Of a job of more than `kept_max` requests one in n is returned, drawn at
     random (`Samples.one_in`).
     """
 
@@ -127,7 +127,7 @@ class LoadFleet:
         samples then hold the requests that had become due, and `stopped_early` is True.
 
         Raises:
-            MeasurementInvalidError: a worker died; its last words are in the message.
+            MeasurementInvalidError: a worker died, with its last words, or does not report back.
             TargetError, UsageError: the endpoint cannot be used at all (name, TLS files, port).
             LoadInterrupted: Ctrl-C; it carries the partial samples.
             KeyboardInterrupt: a signal that ended the workers too.
@@ -163,13 +163,14 @@ class LoadFleet:
     ) -> list[Samples]:
         """Run as many parts on each worker as there are endpoints, and return one `Samples` for each worker.
 
-        `parts`: all parts of the first worker, then those of the next. `start_ns()` is called when all are
-        ready and returns the common start (CLOCK_MONOTONIC), from which the samples count. The sending ends
-        as soon as `stops` is not empty. `overdue_after_s`, `on_progress`, `should_stop`: as in `LoadJob` and
-        `run`.
+        `parts`: all parts of the first worker, then those of the next. `start_ns()`: called when all are ready; returns
+        the common start (CLOCK_MONOTONIC), from which the samples count. The sending ends as soon as `stops` is not
+        empty. `overdue_after_s`: latency from which an answer counts as late; None: the timeout. `on_progress`,
+        `should_stop`: called with the live counts at most 4 times a second; True of `should_stop` ends the sending.
 
         Raises:
-            MeasurementInvalidError, TargetError, UsageError: as `run`.
+            MeasurementInvalidError: a worker died, with its last words, or does not report back.
+            TargetError, UsageError: an endpoint cannot be used at all (name, TLS files, port).
         """
         self._start_workers()
         intact = False
@@ -221,7 +222,7 @@ class LoadFleet:
             )
 
     def retire(self, _name: str, _why: str) -> bool:
-        """Return False: workers on this machine cannot be replaced by better ones, so all stay."""
+        """Return False: no worker of this machine is left out, since the others would not be better."""
         return False
 
     @property
@@ -231,7 +232,7 @@ class LoadFleet:
 
     @property
     def client_cores(self) -> int:
-        """CPU cores that the workers can keep busy; each worker is one thread."""
+        """Number of CPU cores that the workers can keep busy; each worker is one thread."""
         return self.processes if self._cpus is None else min(self.processes, len(set(self._cpus)))
 
     def _run(
@@ -333,7 +334,7 @@ class LoadFleet:
 def summed_up(
     job: LoadJob, parts: Sequence[Samples], *, client_cores: int, names: Sequence[str] = ()
 ) -> Samples:
-    """Merge the workers' samples into those of the whole job; `names`: of the workers, as in `merge`."""
+    """Merge the workers' samples into those of the whole job; `names`: of the workers, (): "worker 0", "worker 1" …"""
     offered_rps = job.arrivals.offered_rps if isinstance(job.arrivals, Schedule) else None
     return replace(merge(parts, names=names), offered_rps=offered_rps, client_cores=client_cores)
 
@@ -372,7 +373,8 @@ RECENT_NS: Final = 1_000_000_000
 
 
 def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
-    """Sum up the live figures of several workers; quantiles are means weighted by the workers' throughput."""
+    """Merge the live figures of several workers: sums; for quantiles means weighted by the workers' throughput; the
+    longest `elapsed_s`."""
     answering = [live for live in lives if live.throughput_rps > 0.0]
     throughput_rps = sum(live.throughput_rps for live in answering)
 
@@ -396,7 +398,7 @@ def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
 
 
 def live_of(tables: Sequence[LiveTable], start_ns: int) -> LiveAggregate:
-    """Return the live figures of all workers of a job together, as they are now; `start_ns`: when it started."""
+    """Return the live figures of a job now, over all of its workers; `start_ns`: when it started (CLOCK_MONOTONIC)."""
     now_ns = time.monotonic_ns()
     elapsed_s = max(0.0, (now_ns - start_ns) / 1e9)
     counts, recents = zip(*(table.look(now_ns) for table in tables), strict=True)
@@ -418,10 +420,9 @@ def live_of(tables: Sequence[LiveTable], start_ns: int) -> LiveAggregate:
 
 
 class LiveTable:
-    """Counts the requests in one worker's columns; the cost of `look` grows with recent requests only.
+    """Counts the requests in one worker's columns; the cost of `look` grows with the number of recent requests only.
 
-    Rows below `_settled` have all ended and are counted once. `first_tokens`: requests count as late and overdue by
-    their first token, not by the end of the answer.
+    `first_tokens`: whether requests count as late and overdue by their first token instead of the end of the answer.
     """
 
     def __init__(self, columns: Columns, *, overdue_after_s: float, first_tokens: bool = False) -> None:
@@ -436,7 +437,8 @@ class LiveTable:
         self._recent_from = 0
 
     def look(self, now_ns: int) -> tuple[tuple[int, int, int, int, int], NDArray[np.int64]]:
-        """Return (issued, done, errors, late, overdue), and the latencies (ns) of the last second's good answers."""
+        """Return ((issued, done, errors, late, overdue), latencies): counts of requests since the start, and the
+        latencies, ns, of the good answers of the last second."""
         oldest = self._header[OLDEST_PENDING]
         # Read last: meanwhile the worker goes on, and the other never passes it.
         issued = self._header[ISSUED]

@@ -36,12 +36,14 @@ ROWS_MAX: Final = 64_000_000
 class LoadJob:
     """One load test: what is sent where and when, and how long to wait for an answer.
 
-    `timeout_s`: a request without an answer this long after it was due ends as TIMEOUT; None: the request set's.
+    `timeout_s`: a request without an answer this long after it was due ends as TIMEOUT; None: the request set's
+    timeout.
     `drain_s`: how long to wait for answers after the last request was due; None: `timeout_s`.
-    `in_flight_max`: requests in flight over all workers; more wait in order, and their wait is recorded.
-    `connections`: opened before the start; None: chosen for the protocol and the load.
-    `check_every`: one good answer in so many is decoded after the run, and compared if the set has expected answers;
-    0: none. `overdue_after_s`: latency from which `LiveAggregate` counts a request as late; None: `timeout_s`.
+    `in_flight_max`: most requests in flight, summed over all workers; further ones wait in order, and their wait is
+    recorded.
+    `connections`: number opened before the start, over all workers; None: chosen for the protocol and the load.
+    `check_every`: one good answer in so many is decoded after the run, and compared if the set has expected answers; 0:
+    none. `overdue_after_s`: latency from which `LiveAggregate` counts a request as late; None: `timeout_s`.
     `replicas`: endpoints that get the requests in turn, each over its own connections; (): all go to `endpoint`.
     """
 
@@ -69,7 +71,7 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """One worker's part of a load job, for one endpoint; the other fields are as in `LoadJob`.
+    """One worker's part of a load job, for one endpoint; fields that `LoadJob` has too mean the same, for this part.
 
     The i-th request is number `request_order[i % len(request_order)]` of the set. `capacity`: most requests that can be
     recorded.
@@ -101,8 +103,9 @@ class WorkerJob:
 class WorkerReport:
     """What one process did, apart from the columns of its requests.
 
-    `issued`: requests that became due. `wall_s`: from the start to the end of the last request. `error_texts`: first
-    text of each status. `pauses_ns`: (start, length) of each time that the process stood still.
+    `issued`: number of requests that became due. `wall_s`: from the start to the end of the last request.
+    `error_texts`: name of a status -> its first text. `pauses_ns`: (start, length) of each time that the process stood
+    still.
     """
 
     issued: int
@@ -118,9 +121,9 @@ class WorkerReport:
 def split(job: LoadJob, workers: int) -> list[WorkerJob]:
     """Split a job into parts, one for each worker and endpoint, all those of the first worker first.
 
-    Together they send the same requests at the same times as one worker would. An open loop is dealt out request by
-    request (`due[k::n]`), a closed loop user by user. Whatever the number of workers, of n endpoints request i goes to
-    endpoint i mod n. The workers need not be on one machine.
+    Together the parts send the same requests at the same times as one worker would. An open loop is dealt out request
+    by request (`due[k::n]`), a closed loop user by user. With n endpoints, request i goes to endpoint i mod n, whatever
+    the number of workers. The workers need not be on one machine.
     """
     timeout_s = job.timeout_or_default_s
     parts = workers * len(job.endpoints)
@@ -146,7 +149,7 @@ def samples_of(
 ) -> Samples:
     """Copy a worker's records out of shared memory into Samples; times are offsets from `start_ns`.
 
-    `one_in`: one row of each so many is copied.
+    `one_in`: of so many rows, one is copied, drawn at random.
     """
     issued = slice(report.issued) if one_in == 1 else drawn_rows(report.issued, one_in)
     good = np.count_nonzero(columns.outcomes()[: report.issued] == GOOD)

@@ -69,8 +69,8 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """The part of one of several workers in a job: its name, and its `wall_s` and CPU seconds as in
-    `Samples`."""
+    """What one of several workers spent in a job: `wall_s`, from the start until its last request ended, and `cpu_s` in
+    it."""
 
     name: str
     wall_s: float
@@ -82,9 +82,9 @@ class Streams:
     """The tokens of streamed answers, for n requests.
 
     `prompt_tokens`, `output_tokens` (n,): by the server's `usage`; 0 where it gave none. `gap_p99_ns` (n,): 0.99
-    quantile of the request's own gaps between tokens; 0 with fewer than two tokens. `gaps_ns` (m,): the gaps of all
-    requests, of each `gaps_one_in` one; `gap_ended_ns` (m,): when each ended. `textless`: good answers of generated
-    text that had none.
+    quantile of the request's own gaps between tokens; 0 with fewer than two tokens. `gaps_ns` (m,): one in
+    `gaps_one_in` of the gaps of all requests; `gap_ended_ns` (m,): when each ended. `textless`: number of good answers
+    of generated text that had no text.
     """
 
     prompt_tokens: NDArray[np.int64]
@@ -96,7 +96,7 @@ class Streams:
     textless: int = 0
 
     def of_rows(self, rows: Any) -> Streams:
-        """Return the requests of `rows`, an index or a slice; the gaps stay those of all requests."""
+        """Return the token counts of the requests `rows`, an index or a slice; the gaps stay those of all requests."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TOKEN_COLUMNS})
 
 
@@ -105,16 +105,16 @@ class Samples:
     """One row per request that became due, in the order of due times.
 
     Times are nanoseconds from `started_ns` (CLOCK_MONOTONIC); NEVER_NS where it did not happen.
-    `done_ns` is when the request ended in any way but UNFINISHED and UNSENT. `first_byte_ns` equals `done_ns` when
-    the answer came in one piece, and for gRPC; of a streamed answer (`streams`) it is when its first token came.
-    `connection_wait_ns` is how long a request waited for a free connection or stream:
-    `sent_ns - due_ns - connection_wait_ns` is the client's own send lag.
+    `done_ns` is when the request ended in any way but UNFINISHED and UNSENT. `first_byte_ns` equals `done_ns` when the
+    answer came in one piece, and for gRPC; for a streamed answer (`streams`) it is when the first token came.
+    `connection_wait_ns` is how long a request waited for a free connection or stream: `sent_ns - due_ns -
+    connection_wait_ns` is the client's own send lag.
     `wall_s` runs from the start until the last request ended; `client_cpu_s` is the CPU time of all workers in it.
     `pauses_ns`: (start, length) of each time that a worker stood still for longer than 5 ms (not for garbage
-    collection, which is off). `worker` (n,): which of `workers` sent each request; `endpoint` (n,): to which of
-    `endpoints` it went; None and () where there was only one. `one_in`: of each so many requests only one is here,
-    drawn at random, and counts have to be multiplied by it; `failures` is then the number of all requests that got no
-    good answer, else None.
+    collection, which is off). `worker` (n,): index in `workers` of the worker that sent the request; `endpoint` (n,):
+    index in `endpoints`; None and () where there was only one. `one_in`: only one request in so many is here, drawn at
+    random, and counts have to be multiplied by it; `failures`: then the number of all requests that got no good answer,
+    else None.
     """
 
     due_ns: NDArray[np.int64]
@@ -156,7 +156,7 @@ class Samples:
 
     @property
     def unanswered(self) -> NDArray[np.bool_]:
-        """Whether a request got no answer, not even an error, while it was waited for; shape (n,)."""
+        """Which requests got no answer, not even an error, before their timeout or the end of the drain; shape (n,)."""
         return np.isin(self.status, (int(Status.UNFINISHED), int(Status.UNSENT), int(Status.TIMEOUT)))
 
     @property
@@ -172,7 +172,8 @@ class Samples:
         return self.client_cpu_s / available_s if available_s > 0 else 0.0
 
     def between(self, first: int, last: int) -> Samples:
-        """Return rows `first` to `last - 1`; figures of the whole job stay as they are, gaps go with row 0."""
+        """Return rows `first` to `last - 1`. Figures of the whole job stay as they are; the gaps between tokens, which
+        are of all rows, go with the slice that begins at row 0."""
         rows = self._chosen(slice(first, last))
         if first and rows.streams is not None:  # the gaps are of all rows, and go with the first
             none = np.zeros(0, dtype=np.int64)
@@ -180,16 +181,16 @@ class Samples:
         return rows
 
     def thinned(self, one_in: int) -> Samples:
-        """Return the samples with one row of each `one_in`, drawn at random, and with `failures` set; 1
-        returns all rows."""
+        """Return the samples with one in `one_in` rows, drawn at random, and with `failures` set; `one_in` 1: all rows,
+        unchanged."""
         if one_in == 1:
             return self
         failures = int(np.count_nonzero(self.status != Status.OK))
         return replace(self._chosen(drawn_rows(len(self), one_in)), one_in=one_in, failures=failures)
 
     def of_worker(self, number: int) -> Samples:
-        """Return the samples of worker `number` as if it had been alone; without pauses, which are not
-        recorded by worker."""
+        """Return the samples of worker `number` as if it had been alone; without pauses, of which the worker is not
+        recorded."""
         share = self.workers[number]
         return replace(
             self._chosen(np.flatnonzero(self.worker == number)),
@@ -208,7 +209,7 @@ class Samples:
         return replace(self, **columns, worker=worker, endpoint=endpoint, streams=streams)
 
     def errors(self) -> dict[str, int]:
-        """Count the requests by status, OK and statuses without requests left out."""
+        """Return name of a status -> number of its requests, without OK and statuses that no request has."""
         counts = np.bincount(self.status, minlength=len(Status))
         return {
             status.name: int(counts[status])
@@ -218,12 +219,12 @@ class Samples:
 
 
 def kept_one_in(count: int, kept_max: int = KEPT_MAX) -> int:
-    """Return the smallest n for which keeping one request in n of `count` keeps at most `kept_max`."""
+    """Return the smallest n for which keeping one in n of `count` requests keeps at most `kept_max`."""
     return max(1, math.ceil(count / kept_max))
 
 
 def drawn_rows(count: int, one_in: int) -> NDArray[np.int64]:
-    """Draw one row number of each `one_in` in turn, of `count` rows; equal arguments give equal numbers.
+    """Draw one row number of each `one_in` consecutive ones of `count` rows; equal arguments give equal numbers.
 
     A fixed stride would always meet the same payloads.
     """
@@ -232,7 +233,7 @@ def drawn_rows(count: int, one_in: int) -> NDArray[np.int64]:
 
 
 def joined(chunks: Sequence[Samples]) -> Samples:
-    """Put consecutive slices of one worker's samples together again."""
+    """Return the samples of one worker from its consecutive slices."""
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
     }
@@ -241,11 +242,10 @@ def joined(chunks: Sequence[Samples]) -> Samples:
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
-    """Merge the samples that one worker recorded for several endpoints at once; one part for each of
-    `endpoints`.
+    """Merge the samples that one worker recorded for several endpoints at once; one part for each of `endpoints`.
 
-    The parts share one process, but each has its own list of that process's pauses: the list with the longest
-    total is returned.
+    The parts share one process, but each has its own list of that process's pauses: of these lists the one with the
+    longest total is returned.
     """
     if len(parts) == 1:
         return parts[0]
@@ -375,7 +375,7 @@ _WORDS: Final = (
 
 
 def of_grpc(code: int, text: str) -> Status:
-    """Classify a gRPC answer by its status code, which is not 0, and its text."""
+    """Return the Status of a gRPC error by its status code, which is not 0, and its text."""
     status = _by_words(text)
     if status is not None:
         return status
@@ -395,7 +395,8 @@ def of_grpc(code: int, text: str) -> Status:
 
 
 def of_http(code: int, text: str, *, retry_after: bool = False) -> Status:
-    """Classify an HTTP answer by its status code, which is not 200, its text, and whether it has a Retry-After."""
+    """Return the Status of an HTTP answer that is an error, by its status code, its text, and whether it has a
+    Retry-After."""
     status = _by_words(text)
     if status is not None:
         return status
@@ -409,12 +410,12 @@ def of_http(code: int, text: str, *, retry_after: bool = False) -> Status:
 
 
 def http_words(code: int) -> str:
-    """Name an HTTP status that is no success, with its meaning where that is easily missed."""
+    """Name an HTTP status that is no success: `HTTP 503`, `HTTP 429 (too many requests)`."""
     return "HTTP 429 (too many requests)" if code == 429 else f"HTTP {code}"
 
 
 def error_within(document: bytes) -> str:
-    """Return what an answer with a status of success says of an `error` in it; "" where it has none."""
+    """Describe the `error` in an answer whose status is one of success; "": it has none."""
     try:
         error = orjson.loads(document).get("error")
     except (orjson.JSONDecodeError, AttributeError):
@@ -423,7 +424,7 @@ def error_within(document: bytes) -> str:
 
 
 def of_lost_connection(reason: str) -> Status:
-    """Classify the requests whose HTTP/2 connection was lost for this reason."""
+    """Return the Status of requests whose HTTP/2 connection was lost for this reason: MALFORMED or RESET."""
     lowered = reason.lower()
     return Status.MALFORMED if "malformed" in lowered or "protocol" in lowered else Status.RESET
 
@@ -492,8 +493,8 @@ class Columns:
         return np.frombuffer(self.outcome, dtype=np.uint8)
 
     def keep_gaps(self, gaps_ns: NDArray[np.int64], ended_ns: NDArray[np.int64]) -> None:
-        """Append the gaps of a stream and when each ended (ns); once the table is full only one in 2, 4, … of all gaps
-        is kept."""
+        """Append the gaps of a stream and when each ended (ns). When the table is full, every second gap in it is
+        dropped, and from then on only one in 2, 4, … gaps is appended."""
         header, table = self.header, self.gaps
         stride = header[GAP_STRIDE] or 1
         gaps_ns, ended_ns = gaps_ns[::stride], ended_ns[::stride]
@@ -542,7 +543,7 @@ _monotonic_ns = time.monotonic_ns
 class Recorder:
     """Records failures, and answers to be checked; the outcome of a good answer is written by the clients themselves.
 
-    `error_texts`: first text of each status. `answers`: request's index -> bytes of its answer.
+    `error_texts`: status -> its first text. `answers`: index of a request -> bytes of its answer.
     """
 
     def __init__(self, columns: Columns, *, check_every: int) -> None:
@@ -554,7 +555,8 @@ class Recorder:
         self.answers_bytes = 0
 
     def fail(self, index: int, status: Status, text: str) -> None:
-        """End a pending request now with a failure; the first text of each status is kept."""
+        """End a pending request now with a failure; does nothing where it has ended. The first text of each status is
+        recorded."""
         columns = self.columns
         if columns.outcome[index] != PENDING:
             return
@@ -563,7 +565,8 @@ class Recorder:
         self.error_texts.setdefault(status, text[:ERROR_TEXT_MAX_CHARS])
 
     def keep_answer(self, index: int, answer: bytes) -> None:
-        """Keep the answer of request `index` for `check_answers` after the run; 2,000 answers and 64 MiB at most."""
+        """Store the answer of request `index` for `check_answers` after the run; at most 2,000 answers and 64 MiB are
+        stored."""
         checked_bytes_max = 64 * 1024 * 1024
         checked_answers_max = 2_000
         if not self.check_every:

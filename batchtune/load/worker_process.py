@@ -41,8 +41,8 @@ def start_undisturbed(process: SpawnProcess) -> None:
     """Start a child process that a terminal's signals (Ctrl-C, hang-up, Ctrl-backslash) do not reach; it ends when its
     parent does.
 
-    An interrupt that comes meanwhile is raised behind the start, and the child is ended: cut short, it would print a
-    traceback, because it reads what to run from its parent.
+    After an interrupt during the start, the child is killed and KeyboardInterrupt raised when it has started: cut
+    short, it would print a traceback, because it reads what to run from its parent.
     """
     # A terminal sends them to all; the parent handles them.
     of_a_terminal = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -126,7 +126,7 @@ _monotonic_ns = time.monotonic_ns
 
 
 class Driver:
-    """Runs one WorkerJob in the running loop: `prepare()`, then `run(start_ns)`; `stop()` ends it early."""
+    """Runs one WorkerJob in the running event loop: `prepare()`, then `run(start_ns)`; `stop()` ends it early."""
 
     def __init__(self, job: WorkerJob, columns: Columns) -> None:
         self._job = job
@@ -158,10 +158,10 @@ class Driver:
         gc.collect()
 
     async def run(self, start_ns: int, *, ended: asyncio.Barrier | None = None) -> WorkerReport:
-        """Send from `start_ns` (CLOCK_MONOTONIC) on, until every request that was due has ended; returns the report.
+        """Send from `start_ns` (CLOCK_MONOTONIC) on; return the report when every request that was due has ended.
 
         `ended`: a barrier at which the drivers of one loop wait for each other before they check answers, which takes
-        time.
+        time; None: no others.
         """
         gc.freeze()
         gc.disable()
@@ -182,7 +182,7 @@ class Driver:
         return self._report(wall_s, cpu_s)
 
     def abandon(self) -> WorkerReport:
-        """Close the connections of a job that is not started; returns a report that nothing was sent."""
+        """Close the connections of a job that is not started; return a report without requests."""
         self._pacer.close()
         self._client.close()
         self._stopped = True
@@ -318,7 +318,7 @@ COARSE_NOTE: Final = "pacing is up to 1 ms coarse: this platform has no timerfd"
 class Pacer:
     """Calls `on_wake()` in the loop once, as soon as the absolute time given to `wake_at` is reached.
 
-    A new `wake_at` replaces the one before. A time in the past wakes at once. `close()` when done.
+    A new `wake_at` replaces the previous one. A time in the past wakes at once. `close()` when done.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_wake: Callable[[], None]) -> None:

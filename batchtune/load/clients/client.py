@@ -32,7 +32,8 @@ def make_client(
     in_flight_max: int,
     timeout_s: float,
 ) -> Client:
-    """Make the client for the set's transport; request i is number `request_order[i % len(request_order)]` of the set.
+    """Make the client for the set's transport; the i-th request is number `request_order[i % len(request_order)]` of
+    the set.
 
     `in_flight_max`: connections of a REST client, streams of a gRPC one. `timeout_s`: to open a connection.
 
@@ -112,7 +113,7 @@ def grpc_path(protocol: Protocol) -> str:
 
 
 def content_headers(protocol: Protocol, body: bytes) -> dict[str, str]:
-    """Return the HTTP headers that describe this body, without Content-Length."""
+    """Return the HTTP headers that describe `body` as a request of this protocol, without Content-Length."""
     if protocol == "kserve_rest_binary":
         return {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(json_length(body))}
     return {"Content-Type": "application/json"}

@@ -62,7 +62,8 @@ class Dialer:
         self._addresses = list(dict.fromkeys(str(row[4][0]) for row in resolved))
 
     def dial(self, wanted: int) -> None:
-        """Begin to open connections until `wanted` are on their way, at most 16 and within `connections_max`."""
+        """Begin to open connections until `wanted` are being opened or not ready yet; at most 16 of these at a time,
+        and `connections_max` in all."""
         # Few, since a server that is stalled accepts only as many as its listen queue holds, often 100.
         dials_at_once_max = 16
         loop = asyncio.get_running_loop()
@@ -75,7 +76,8 @@ class Dialer:
             task.add_done_callback(self._tasks.discard)
 
     async def dial_all(self, wanted: int) -> None:
-        """Open `wanted` connections, within `connections_max`, and wait for them; stops after the first failure."""
+        """Open connections until `wanted` (at most `connections_max`) are open, and wait for them; stops after the
+        first failure."""
         wanted = min(wanted, self.connections_max)
         while self.open_count < wanted and not self._failed:
             self.dial(wanted - len(self._ready))
@@ -86,7 +88,7 @@ class Dialer:
         self._ready.add(protocol)
 
     def closed(self, protocol: asyncio.BaseProtocol) -> bool:
-        """Remove a lost connection from the count; returns whether it had been ready."""
+        """Remove a lost connection from the count; return whether it had been ready."""
         self.open_count -= 1
         self._transports.pop(protocol, None)
         was_ready = protocol in self._ready
@@ -127,10 +129,8 @@ class Dialer:
 
 
 def descriptors_free() -> int:
-    """Raise the soft limit of open files to the hard one and return how many sockets this process may open, at least 1.
-
-    64 descriptors are left for others.
-    """
+    """Raise the soft limit of open files to the hard one; return how many sockets this process may open: the limit less
+    64 for other files, at least 1."""
     descriptors_reserved = 64
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:

@@ -60,8 +60,12 @@ class GrpcClient:
         )
 
     async def open(self, connections: int) -> None:
-        """Open this many connections before the start, and wait up to 1 s for the server's SETTINGS, so that
-        neither is measured."""
+        """Open this many connections before the start, and wait up to 1 s for the server's SETTINGS, so that neither
+        time is measured.
+
+        Raises:
+            TargetError: the host's name does not resolve.
+        """
         ready_limit_s = 1.0
         await self._dialer.resolve()
         await self._dialer.dial_all(min(connections, CONNECTIONS_MAX))
@@ -70,7 +74,8 @@ class GrpcClient:
             await asyncio.wait([self._all_ready], timeout=ready_limit_s)
 
     def try_send(self, index: int) -> bool:
-        """Buffer request `index` on a connection with a free stream; returns False without one. `flush` writes it."""
+        """Put request `index` into the buffer of a connection with a free stream, to be written by `flush`; return
+        False where no stream is free."""
         connection = self._connection_with_room()
         if connection is None:
             return False
@@ -84,7 +89,7 @@ class GrpcClient:
             connection.flush()
 
     def fill(self) -> None:
-        """Send waiting requests on the streams that are free, and open a connection where too few are."""
+        """Send waiting requests on free streams and write them; where no stream is free, open another connection."""
         while self._again or self._source.backlog():
             connection = self._connection_with_room()
             if connection is None:

@@ -40,10 +40,10 @@ _monotonic_ns = time.monotonic_ns
 
 
 class RestClient:
-    """Sends `requests[i % len(requests)]` for request i; `source` says which i comes next on a free connection.
+    """Sends `requests[i % len(requests)]` as request i; `source` says which i comes next on a free connection.
 
     `ok`: which answers of protocol http are good; without `ok.path`, JSON with an `error` at its top is not, unless the
-    recorder checks no answers. None, for other protocols: those of status 200.
+    recorder checks no answers. `ok` None, for other protocols: answers of status 200.
     """
 
     def __init__(
@@ -86,12 +86,16 @@ class RestClient:
         )
 
     async def open(self, connections: int) -> None:
-        """Open this many connections before the start, so that connecting is not measured."""
+        """Open this many connections before the start, so that connecting is not measured.
+
+        Raises:
+            TargetError: the host's name does not resolve.
+        """
         await self._dialer.resolve()
         await self._dialer.dial_all(connections)
 
     def try_send(self, index: int) -> bool:
-        """Send request `index` now; returns False where no connection is free."""
+        """Send request `index` now; return False where no connection is free."""
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
@@ -236,7 +240,7 @@ class _Stream:
 class StreamReader:
     """Reads the streamed answers in flight: when their tokens come, and how many there are by the server's count.
 
-    Call `begin` for each request, `take` for each piece of its answer, then `end`; a second `end` does nothing.
+    Call `begin` for each request, `take` for each piece of its answer, then `end`; further calls of `end` do nothing.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -255,7 +259,7 @@ class StreamReader:
         return request.replace(UNIQUE_MARK, own, 1)
 
     def take(self, index: int, data: bytes) -> None:
-        """Record the instants of the tokens in a piece of an answer, and its `usage` and faults."""
+        """Record when the tokens in a piece of an answer came, its `usage` and its faults."""
         # Largest server-sent event; one holds a token or a few.
         most_bytes = 1 << 20
         tokens_max = 1_000_000  # of one answer, whose instants are recorded
@@ -281,9 +285,9 @@ class StreamReader:
             stream.rest, stream.fault = b"", f"an event of more than {most_bytes} bytes"
 
     def end(self, index: int, body: bytes | None = None) -> str:
-        """Record the tokens of an answer that has ended. Returns what is wrong with it, "" if nothing.
+        """Record the tokens of an answer that has ended; return what is wrong with the answer, "": nothing.
 
-        `body`: the whole answer where it came in one piece, also one of events; None: `take` got its pieces.
+        `body`: the whole answer where it came in one piece, which may contain events; None: `take` got its pieces.
         """
         own_quantile = 0.99
         if body and body.startswith((b"data:", b"event:", b":", b"id:")) and index in self._in_flight:

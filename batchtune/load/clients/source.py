@@ -22,13 +22,13 @@ _monotonic_ns = time.monotonic_ns
 
 
 class Client(Protocol):
-    """A way to send requests, with a pool of connections."""
+    """A protocol: what sends requests over a pool of connections."""
 
     async def open(self, connections: int) -> None:
         """Open this many connections before the start, so that connecting is not measured."""
 
     def try_send(self, index: int) -> bool:
-        """Send request `index` now if a connection or stream is free; `flush` may be needed to write it. Returns
+        """Send request `index` now if a connection or stream is free, perhaps into a buffer that `flush` writes; return
         whether it was sent."""
 
     def fill(self) -> None:
@@ -38,14 +38,14 @@ class Client(Protocol):
         """Write what is buffered."""
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, all of which were sent and not answered."""
+        """Give up on these requests, which were sent and have no answer yet."""
 
     def close(self) -> None:
         """Close every connection at once."""
 
 
 class OpenSource:
-    """The open loop: request i is sent when `columns.due[i]` is reached, whatever became of those before it.
+    """The open loop: request i is sent when `columns.due[i]` is reached, whether earlier requests are answered or not.
 
     Requests for which no connection or stream is free wait in order; how long (ns) is written to `columns.wait`.
     """
@@ -59,12 +59,12 @@ class OpenSource:
         self.sender: Client
 
     def start(self, _start_ns: int, _end_ns: int) -> None:
-        """Set the timer for the first request; `columns.due` holds absolute times by now."""
+        """Set the timer for the first request; from now on `columns.due` must hold absolute times."""
         if self.count:
             self._wake_at(self._due[0])
 
     def stop(self) -> None:
-        """Send nothing that is not due yet."""
+        """Send only the requests that were due before this call."""
         self.count = self.issued
 
     @property
@@ -92,7 +92,8 @@ class OpenSource:
             self._wake_at(due[index])
 
     def take(self, now_ns: int) -> int:
-        """Return the index of the next request for a connection or stream that is free, negative if none is due."""
+        """Return the index of the request to send next on a free connection or stream; negative: no request is
+        waiting."""
         waiting = self._waiting
         while waiting:
             index = waiting.popleft()
@@ -109,15 +110,15 @@ class OpenSource:
     failed = released
 
     def backlog(self) -> int:
-        """Return how many requests could be sent now if connections or streams were free."""
+        """Return how many requests wait for a free connection or stream."""
         return len(self._waiting)
 
 
 class ClosedSource:
     """The closed loop: `users` users, each of whom sends its next request `think_ns` after the answer to its last.
 
-    A user's request is due when the user is ready for it. A user whose connection failed waits for 10 ms at
-    least. `turns_ns`, (begin, end) after the start: users who become ready between two turns wait for the next.
+    A request is due when its user is ready for it. A user whose connection failed waits at least 10 ms. `turns_ns`:
+    (begin, end) of each turn, ns after the start; users who become ready between two turns wait for the next.
     """
 
     def __init__(
@@ -144,7 +145,8 @@ class ClosedSource:
         self.sender: Client
 
     def start(self, start_ns: int, end_ns: int) -> None:
-        """Make every user ready at `start_ns`, and send no request from `end_ns` on, or outside `turns_ns` if given."""
+        """Make every user ready at `start_ns`; no request is sent from `end_ns` on or, if there are turns, outside
+        these."""
         self._ready.extend([start_ns] * self.users)
         if self._turns_ns:
             self._turns.extend((start_ns + begin, start_ns + end) for begin, end in self._turns_ns)
@@ -183,8 +185,8 @@ class ClosedSource:
         return index
 
     def finished(self, now_ns: int) -> int:
-        """Return the index of the next request for a connection or stream whose request was answered, negative if none
-        is due."""
+        """Note that a request was answered; return the index of the request to send next on its connection or stream,
+        negative: none is due."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
             return self.take(now_ns)
@@ -198,14 +200,16 @@ class ClosedSource:
         return index
 
     def released(self, now_ns: int) -> None:
-        """Note that a request has ended and that its connection or stream cannot be used again."""
+        """Note that a request has ended without an answer that leaves its connection or stream usable; its user goes on
+        as after an answer."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
         else:
             self._ready.append(now_ns)
 
     def failed(self, now_ns: int) -> None:
-        """Note that a request failed together with its connection, or never got a connection."""
+        """Note that a request failed together with its connection, or never got a connection; its user waits at least
+        10 ms."""
         back_off_ns = 10_000_000  # so that a dead server is not flooded
         self._think(now_ns, max(self._think_ns, back_off_ns))
 

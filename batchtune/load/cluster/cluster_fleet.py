@@ -48,7 +48,8 @@ from batchtune.units import counted
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """A host with the number of the CPU that its worker is pinned to, and the worker's name in messages."""
+    """A worker of the fleet: its host, where that is, the number of the CPU that it is pinned to, and its name in
+    messages."""
 
     host: Host
     place: Place
@@ -57,11 +58,11 @@ class Worker:
 
 
 def placed_workers(hosts: Sequence[Host], cpus: Sequence[int] | None) -> list[Worker]:
-    """Assign each host a name and a CPU: from `cpus` in turn; for None those of its machine from the highest
-    number down.
+    """Give each host a worker's name and a CPU: from `cpus` in turn; None: from the CPUs of its machine, the highest
+    number first.
 
     Raises:
-        MeasurementInvalidError: a host that does not say where it is.
+        MeasurementInvalidError: a host does not say where it is.
     """
     ranks: Counter[str] = Counter()
     workers = []
@@ -107,7 +108,8 @@ _LOST_HINT: Final = "see the node's own log; what was measured before is saved"
 class WorkerLostError(MeasurementInvalidError):
     """A worker was lost during a job, whose samples are void.
 
-    `left`: workers for the next job, 0 where they are too few. `left_ratio`: their share of those before the loss.
+    `left`: number of workers for the next job, 0 where they are too few. `left_ratio`: `left` divided by the number
+    before the loss.
     """
 
     def __init__(self, message: str, *, left: int, before: int) -> None:
@@ -119,9 +121,10 @@ class WorkerLostError(MeasurementInvalidError):
 class ClusterFleet:
     """A context manager around a cluster's hosts; `run` may be called any number of times, one job at a time.
 
-    `cpus`: the CPUs that the workers of each machine may use, dealt out in turn; None: its highest ones. `on_event`
-    gets a sentence for the user at each event. `now_ns` and `sleep`: the clock of this process. `chunk_rows`: rows
-    of samples that come back in one call, 25 MB; the head holds one such chunk beside what it has joined.
+    `cpus`: numbers of the CPUs that the workers of each machine may use, dealt out in turn; None: its highest ones.
+    `on_event`: called with a sentence for the user at each event. `now_ns`, `sleep`: the clock of this process.
+    `chunk_rows`: rows of samples that one call brings back, 25 MB; the head needs memory for one such chunk besides the
+    joined samples.
     """
 
     def __init__(
@@ -194,11 +197,11 @@ class ClusterFleet:
         return len({(worker.place.machine, worker.cpu) for worker in self._workers})
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """Measure the highest request rate of all workers together (requests/s); one worker of each machine
-        is measured for all workers there.
+        """Measure the highest request rate of all workers together (requests/s); of each machine one worker is
+        measured, for all workers there.
 
         Raises:
-            WorkerLostError: one of them is gone; the next call goes to the others.
+            WorkerLostError: one of these is gone; the next call measures the others.
         """
         by_machine: dict[str, float] = {}
         for worker in self._workers:
@@ -212,13 +215,13 @@ class ClusterFleet:
     def run(
         self, job: LoadJob, *, on_progress: OnProgress | None = None, should_stop: ShouldStop | None = None
     ) -> Samples:
-        """Run one job and return what happened to each request, as LoadFleet.run does.
+        """Run one job and return what happened to each request. Both callbacks are called several times a second.
 
-        Live quantiles are means of the workers' own, weighted by their answers. Times are offsets from the worker's own
-        start, by its own clock; `notes` state how each clock differs from the head's.
+        Live quantiles are means of the workers' own, weighted by their throughput. Times are offsets from the worker's
+        own start, by its own clock; `notes` state how each clock differs from the head's.
 
         Raises:
-            WorkerLostError: a worker died, fell silent or lost its clock; the next `run` goes on without it.
+            WorkerLostError: a worker died, fell silent or lost its clock; the next `run` uses the others.
             TargetError, UsageError: the endpoint cannot be used at all.
             LoadInterrupted: Ctrl-C; it carries the partial samples.
             KeyboardInterrupt: Ctrl-C, and a worker was lost besides: nothing of the load counts.
@@ -237,7 +240,7 @@ class ClusterFleet:
         return samples
 
     def retire(self, name: str, why: str) -> bool:
-        """Go on without the worker of this name; returns False, and does nothing, where too few would be left."""
+        """Continue without the worker called `name`; return False, and do nothing, where too few would be left."""
         worker = next((worker for worker in self._workers if worker.name == name), None)
         if worker is None or len(self._workers) - 1 < self._enough:
             return False
@@ -398,7 +401,8 @@ class ClusterFleet:
 
 @contextlib.contextmanager
 def ray_cluster(actors: RayActors, spec: FleetSpec, on_event: Callable[[str], None]) -> Iterator[list[Host]]:
-    """Connect to a Ray cluster, start an actor for each worker, and yield the hosts; on exit all of them end.
+    """Return a context manager that connects to a Ray cluster and starts an actor for each worker; its value is the
+    list of hosts, which end on exit.
 
     Raises:
         UsageError: no cluster at that address, or no room in it.
@@ -416,11 +420,11 @@ AnyFleet = LoadFleet | ClusterFleet
 
 
 def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: None) -> AnyFleet:
-    """Make, but do not start, the fleet of the scenario's `load` section: local processes or Ray workers.
+    """Make the fleet of the scenario's `load` section, local processes or Ray workers; it is not started yet.
 
     Raises:
         UsageError: Ray is needed and not installed.
-        ScenarioError: CPUs that this machine has not.
+        ScenarioError: the section names CPUs that this machine does not have.
     """
     if load.fleet is None:
         return LoadFleet(processes=load.processes, cpus=load.cpus)
@@ -431,10 +435,13 @@ def fleet_of(load: LoadSpec, *, on_event: Callable[[str], None] = lambda _text: 
 def client_max_rps(
     fleet: AnyFleet, requests: RequestSet, *, server_cpus: Sequence[int] | None = None
 ) -> float:
-    """Measure the highest rate (requests/s) at which the fleet can send these requests, against servers that
-    do nothing.
+    """Measure the highest rate (requests/s) at which the fleet can send these requests, against servers that do
+    nothing.
 
     `server_cpus`: numbers of the CPUs for such a server on this machine; None: any.
+
+    Raises:
+        MeasurementInvalidError: a request failed, none was answered, or a worker was lost.
     """
     if isinstance(fleet, ClusterFleet):
         return fleet.client_max_rps(requests)

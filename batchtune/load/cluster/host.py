@@ -29,7 +29,7 @@ from batchtune.system import schedulable_cpus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """The other clock was `offset_ns` ahead of ours, give or take `uncertainty_ns`, at `at_ns` of ours."""
+    """A comparison of another clock with ours: at our `at_ns` it was ahead by `offset_ns` ± `uncertainty_ns`."""
 
     offset_ns: int
     uncertainty_ns: int
@@ -45,7 +45,7 @@ class ClockAccount:
 
     @property
     def drift_ppm(self) -> float:
-        """How much faster than ours the clock ran, parts per million; negative: slower."""
+        """How much faster than ours the host's clock ran, parts per million; negative: slower."""
         return (self.after.offset_ns - self.before.offset_ns) / self._elapsed_ns * 1e6
 
     @property
@@ -55,8 +55,8 @@ class ClockAccount:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the clock moved further between the two readings than clocks drift, since it was set or
-        stopped."""
+        """Whether the clock moved further between the two comparisons than clocks drift, because somebody set or
+        stopped it."""
         # NTP slews a clock by at most 500 ppm; two clocks by twice that against each other. Beyond it one was set or
         # held.
         drift_max_ppm = 1000.0
@@ -75,9 +75,9 @@ class ClockAccount:
 
 
 def read_clock(theirs_ns: Callable[[], int], ours_ns: Callable[[], int], *, pings: int = 24) -> ClockReading:
-    """Compare the other clock with ours `pings` times; returns the reading with the least uncertainty.
+    """Compare the other clock with ours `pings` times; return the reading with the least uncertainty.
 
-    `theirs_ns` makes a round trip to the other clock. On an idle loopback cluster the best of 24 is within 20 % of the
+    `theirs_ns`: reads the other clock by a round trip. On an idle loopback cluster the best of 24 is within 20 % of the
     best of 1,000.
     """
     readings = []
@@ -100,7 +100,7 @@ def read_clock(theirs_ns: Callable[[], int], ours_ns: Callable[[], int], *, ping
 class Place:
     """Where a host is, and the numbers of the CPUs that it may use.
 
-    `node`: a name for people. `machine`: hosts with equal ones share loopback and CPUs. `niceness`: of the host's
+    `node`: a name for people. `machine`: hosts with equal values share loopback and CPUs. `niceness`: of the host's
     process and its worker, 0 to 19; above 0 other processes there go first.
     """
 
@@ -118,7 +118,7 @@ def at_usual_priority() -> None:
 
 
 def this_place() -> Place:
-    """Return where this process runs; a container with a loopback of its own counts as a machine of its own."""
+    """Return where this process runs; a container with a loopback of its own counts as a separate machine."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/net")
     machine = socket.gethostname()
@@ -135,10 +135,10 @@ def this_place() -> Place:
 class Host:
     """One worker process, on this machine: in the actor of a Ray node, in this process, or in a test.
 
-    The process of the host itself only waits and answers the head: nothing of Ray runs in the process that sends. Every
-    call returns soon; its part of a job runs from `start` until `look` says that it ended. By way of Ray each method
-    raises MeasurementInvalidError when the host is gone (it has died, does not answer, or cannot run its part of a job
-    any more), and TargetError and UsageError as its worker raises them.
+    The process of the host only waits and answers the head, so that nothing of Ray runs in the process that sends.
+    Every call returns soon; the worker's part of a job runs from `start` until `look` says that it has ended. Each
+    method raises MeasurementInvalidError when the worker cannot run its part, or by way of Ray when the host died or
+    does not answer; TargetError and UsageError when its worker raises them.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,8 @@ class Host:
         return this_place()
 
     def open(self, cpu: int) -> None:
-        """Start the worker, pinned to the CPU of this number; once, before every other call but `place`."""
+        """Start the worker, pinned to the CPU numbered `cpu`; to be called once, before every other method but
+        `place`."""
         fleet = LoadFleet(cpus=(cpu,), kept_max=sys.maxsize)  # the head says how many it keeps of all
         fleet.__enter__()
         self._fleet = fleet
@@ -160,7 +161,10 @@ class Host:
         return time.monotonic_ns()
 
     def prepare(self, parts: Sequence[WorkerJob], overdue_after_s: float) -> None:
-        """Begin to connect, with one part of the job for each endpoint; a part that is still running is ended."""
+        """Begin to connect, with one part of the job for each endpoint; an earlier part that still runs is ended.
+
+        `overdue_after_s`: latency from which the live figures count an answer as late.
+        """
         self._end_part()
         self._part = _RunningPart(self._opened(), parts, overdue_after_s)
 
@@ -169,7 +173,7 @@ class Host:
         return self._running().ready()
 
     def start(self, start_ns: int) -> None:
-        """Begin to send at this instant of the host's own CLOCK_MONOTONIC."""
+        """Begin to send when the host's own CLOCK_MONOTONIC reaches `start_ns`."""
         self._running().start(start_ns)
 
     def stop(self) -> None:
@@ -178,7 +182,7 @@ class Host:
             self._part.stop()
 
     def look(self) -> tuple[LiveAggregate | None, bool]:
-        """Return (live figures of the part, None: none yet; whether it has ended)."""
+        """Return (live, ended): the last live figures of the part (None: none yet), and whether the part has ended."""
         return self._running().look()
 
     def count(self) -> int:
@@ -186,15 +190,14 @@ class Host:
         return len(self._running().samples())
 
     def rows(self, first: int, last: int, one_in: int) -> Samples:
-        """Return rows `first` to `last - 1` of the part that has ended; of each `one_in` of them one, drawn
-        at random.
+        """Return rows `first` to `last - 1` of the part that has ended, of which only one in `one_in`, drawn at random.
 
         Times are offsets from the start, by the host's own clock.
         """
         return self._running().samples().between(first, last).thinned(one_in)
 
     def client_max_rps(self, requests: RequestSet) -> float:
-        """Measure this worker's highest request rate (requests/s) against a server on its machine that does nothing."""
+        """Measure the worker's highest request rate (requests/s) against a server on its machine that does nothing."""
         self._end_part()
         return calibrate(self._opened(), requests)
 

@@ -26,15 +26,15 @@ SOON_S: Final = 1.0
 
 
 def require_ray(key: str) -> None:
-    """Raise UsageError if Ray is not installed; `key` is the scenario key that needs it."""
+    """Raise UsageError if Ray is not installed; `key`: the scenario key that needs it, for the message."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(f"{key} needs Ray, which is not installed", hint="pip install 'batchtune[ray]'")
 
 
 class RayActors:
-    """A context manager around a connection to a Ray cluster; on exit its actors end too.
+    """A context manager around a connection to a Ray cluster, whose exit also ends its actors.
 
-    `key`: the scenario key that needs it, for errors. `thing`: what an actor is called in messages.
+    `key`: the scenario key that needs Ray, for errors. `thing`: what an actor is called in messages.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RayActors:
             self._connected = False
 
     def total(self, resource: str) -> float:
-        """Return the amount of a Ray resource, such as "CPU", of the whole cluster, in use or not; 0.0: none."""
+        """Return how much of a Ray resource, such as "CPU", the whole cluster has, whether in use or not; 0.0: none."""
         total: float = self._ray.cluster_resources().get(resource, 0.0)
         return total
 
@@ -97,8 +97,8 @@ class RayActors:
     ) -> Iterator[RayActor]:
         """Start `count` actors (None: one on each node that has room), and yield each.
 
-        `bundle`: resource -> amount for each actor. `make` is called in each actor, and makes the object whose methods
-        the RayActor has. `placement`: Ray's strategy, in lower case. `limits_s`: method -> time limit of its calls.
+        `bundle`: resource -> amount for each actor. `make`: called in each actor; makes the object whose methods the
+        RayActor has. `placement`: Ray's strategy, in lower case. `limits_s`: method -> time limit of its calls.
 
         Raises:
             UsageError: no room in the cluster.
@@ -158,7 +158,8 @@ class RayActors:
 
 
 class RayActor:
-    """The object in an actor, with its methods; each has a time limit, 10 s where `limits_s` has no other."""
+    """The object in an actor, with its methods. A call raises the object's BatchtuneError, and MeasurementInvalidError
+    if the actor is gone or does not answer within the call's limit (`limits_s`, else 10 s)."""
 
     def __init__(self, ray: Any, actor: Any, limits_s: Mapping[str, float]) -> None:
         self._ray = ray

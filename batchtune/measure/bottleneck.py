@@ -29,11 +29,11 @@ Kind = Literal[
 
 
 def advice_for(kind: Kind, facts: Facts) -> Coded:
-    """Return one piece of advice on this configuration under this load; it considers no other points of a
-    search space.
+    """Return one piece of advice, as a finding, on this configuration under this load; other points of a search space
+    are not considered.
 
-    For a server that speaks KServe v2 the figures contain `in_tritons_words`, so that the report uses
-    Triton's terms; for one of kind http `own_NAME`, its own name for the parameter NAME.
+    For a server that speaks KServe v2 the figures contain `in_tritons_words`, so that the report uses Triton's terms;
+    for a server of kind http `own_NAME`, its own name for the parameter NAME.
     """
     protocol, own_words = facts.settings.protocol or "", facts.settings.own_words
     speaks_kserve = protocol.startswith("kserve_") and own_words is None
@@ -99,8 +99,8 @@ PAYS_PROBABLY_FROM: Final = PAYS_FROM**2
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The figures that the conditions of `find_bottleneck` share; None: the server does not report what they
-    need."""
+    """The figures of one run that the conditions of `find_bottleneck` share; a figure is None where the server does not
+    report what it needs."""
 
     run: Measurement
     settings: ServerSettings
@@ -109,8 +109,8 @@ class Facts:
     def thread_busy_ratio(self) -> float | None:
         """Mean share of the batch threads that are executing, 0 to 1; None: the server does not report it.
 
-        The time spent in batches, divided by the run's length and the number of threads. The device's busy
-        time counts overlapping batches once, so it is a lower bound, and the larger of the two is taken.
+        The time spent in batches divided by the run's length and the number of threads; at least the device's busy time
+        divided so, which counts overlapping batches once.
         """
         server = self.run.server
         if server is None or not self.settings.known:
@@ -124,8 +124,8 @@ class Facts:
 
     @property
     def execution_ratio(self) -> float | None:
-        """Share of a request's latency that is execution, 0 to 1; None too where the device is idle some of
-        the time."""
+        """Share of a request's latency that is execution, 0 to 1; None: not reported, or the device is idle for a part
+        of the time."""
         server, compute_s = self.run.server, self.run.compute_mean_s
         if server is None or (server.device_busy_ratio or 0.0) < BUSY_RATIO or compute_s is None:
             return None
@@ -133,7 +133,7 @@ class Facts:
 
     @property
     def timeout_ratio(self) -> float:
-        """Share of the batches that closed because their batch timeout passed; 0 where the server reports no
+        """Share of the batches that closed because their batch timeout passed, 0 to 1; 0: the server reports no
         reasons."""
         reasons = {} if self.run.server is None else self.run.server.close_reasons
         total = sum(reasons.values())
@@ -141,20 +141,20 @@ class Facts:
 
     @property
     def fill_ratio(self) -> float | None:
-        """Mean rows of a batch over max_batch_size, 0 to 1; None: one of the two is unknown."""
+        """Mean rows of a batch divided by max_batch_size, 0 to 1; None: one of the two is unknown."""
         server, most = self.run.server, self.settings.max_batch_size
         return server.mean_batch_rows / most if server and server.mean_batch_rows and most else None
 
     @property
     def rows_in_flight(self) -> float | None:
-        """Rows that the clients of a closed loop have in flight at once; None: an open loop, where they are
-        not bounded."""
+        """Rows that all clients of a closed loop together have in flight; None: an open loop, where their number has no
+        bound."""
         users = self.run.concurrency
         return None if users is None else users * self.settings.rows_per_request
 
     @property
     def server_cpu_ratio(self) -> float | None:
-        """Share of the server's CPU cores that is busy, 0 to 1; None: unknown."""
+        """Share of the CPU cores that the server may use which is busy, 0 to 1; None: unknown."""
         used, cores = self.server_cpus_used, self.settings.server_cores
         return None if used is None or not cores else used / cores
 
@@ -168,40 +168,41 @@ class Facts:
 
     @property
     def is_missed(self) -> bool:
-        """Whether the SLO is missed although requests were answered as fast as they were due."""
+        """Whether the SLO is missed although requests are answered as fast as they are due."""
         return self.run.verdict == "FAIL" and self.is_met
 
     @property
     def batches_full(self) -> bool | None:
-        """Whether fuller batches would gain nothing, being full already or hardly cheaper a row; None: not known."""
+        """Whether fuller batches would gain nothing, because batches are full or larger ones hardly cheaper per row;
+        None: not known."""
         if self.fill_ratio is not None and self.fill_ratio >= BUSY_RATIO:
             return True
         return None if self.fuller_gain is None else self.fuller_gain < PAYS_PROBABLY_FROM
 
     @property
     def is_met(self) -> bool:
-        """Whether an open loop is answered at 97 % or more of the rate at which requests were due; always
-        True for a closed loop."""
+        """Whether at least 97 % of the requests that were due per second were answered; True for a closed loop."""
         met_ratio = 0.97
         due_rps = self.due_rps
         return due_rps is None or self.run.throughput_rps.value >= met_ratio * due_rps
 
     @property
     def due_rps(self) -> float | None:
-        """Requests that were due in the window, per second: as the random arrivals fell, not the rate of
-        their distribution. None: a closed loop."""
+        """Requests that became due in the window, per second, which differs by chance from the rate of the schedule;
+        None: a closed loop."""
         if self.run.offered_rps is None or self.run.window_s <= 0.0:
             return None
         return self.run.requests / self.run.window_s
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much of the machine that they may be why requests were late."""
+        """Whether a caveat says that other programs took so much of the machine that requests may have been late
+        because of them."""
         return any(caveat.code in HOST_CODES or caveat.code == "host_pressure" for caveat in self.run.caveats)
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server reports nothing of its batches, so that nothing shows that it has capacity left."""
+        """Whether the server reports nothing about its batches, so that it is unknown whether it has capacity left."""
         silent, server = {"no_target_metrics", "no_server_counters", "no_metrics_page"}, self.run.server
         if server is not None and not server.batches:
             silent.add("missing_metrics")
@@ -209,8 +210,8 @@ class Facts:
 
     @property
     def shows_room(self) -> bool:
-        """Whether something shows that the server has capacity left: how long batches execute, requests that hardly
-        wait, or a rate that it met."""
+        """Whether a figure can show that the server has capacity left: it reports how long batches execute, requests
+        hardly wait, or it met a rate."""
         if self.executing_ratio is not None or self.device_used_ratio is not None:
             return True
         wait_s = self.run.queue_mean_s
@@ -219,8 +220,8 @@ class Facts:
 
     @property
     def device_is_cpu(self) -> bool:
-        """Whether the model runs on the server's own CPUs: no emulated device, no GPU with counters of its
-        own."""
+        """Whether the model runs on the server's own CPUs: the device is not emulated, and no GPU reports how busy it
+        is."""
         server = self.run.server
         return server is not None and not server.emulated and self.device_used_ratio is None
 
@@ -232,10 +233,10 @@ class Facts:
         return (server and server.device_busy_ratio) or self.thread_busy_ratio
 
     def loop_is_busy(self, lag_s: float) -> bool:
-        """Whether the event loop's lag comes from its own work.
+        """Whether an event loop lag of `lag_s` seconds comes from the loop's own work.
 
-        Not where the server uses less than half a CPU (the loop is kept from running), nor, with the model on
-        the CPU, where the lag is no longer than an execution (the loop waits for the model's threads).
+        False where the server uses less than half a CPU (the loop is kept from running) and, with the model on the CPU,
+        where the lag is no longer than an execution (the loop waits for the model's threads).
         """
         cpus_used = self.server_cpus_used
         if cpus_used is not None and cpus_used < MANY_RATIO:
@@ -244,8 +245,8 @@ class Facts:
 
     @property
     def has_room_in_batches(self) -> bool:
-        """Whether an open loop is answered by batches that are less than half full and would gain from being
-        fuller: at a higher rate they would hold more."""
+        """Whether, in an open loop that the server keeps up with, batches are less than half full and would gain from
+        more rows: at a higher rate they would hold more."""
         fill = self.fill_ratio
         return (
             self.run.offered_rps is not None
@@ -257,15 +258,15 @@ class Facts:
 
     @property
     def device_used_ratio(self) -> float | None:
-        """Share of the time in which the GPU is busy, by its own counters (NVML); None without a GPU."""
+        """Share of the time in which the GPU is busy, 0 to 1, by its own counters (NVML); None: there is no GPU."""
         return None if self.run.server is None else self.run.server.gpu_busy_ratio
 
     @property
     def device_room(self) -> float | None:
         """Share of the device that is in use while batch threads are busy, 0 to 1; None: not known.
 
-        By the GPU's own counters; without a GPU by the server's CPUs; for an emulated device 0 where batches
-        run side by side on it.
+        By the GPU's own counters; without a GPU by the server's CPUs; for an emulated device on which batches run side
+        by side, 0.
         """
         server, used = self.run.server, self.device_used_ratio
         if used is not None or server is None:
@@ -276,18 +277,18 @@ class Facts:
 
     @property
     def requests_in_server(self) -> float | None:
-        """Mean number of requests in queue and execution at a time, by Little's law; None: the server reports
-        no times."""
+        """Mean number of requests that wait or execute in the server at a time, by Little's law; None: the server
+        reports no times."""
         inside_s = (self.run.queue_mean_s or 0.0) + (self.run.compute_mean_s or 0.0)
         rate_rps = self.run.throughput_rps.value
         return rate_rps * inside_s if inside_s > 0.0 and math.isfinite(rate_rps) else None
 
     @property
     def fuller_gain(self) -> float | None:
-        """Ratio of the rows/s of full batches to those of batches of the mean size, by a straight line
-        through the execution times by size.
+        """Rows/s of full batches divided by those of batches of the mean size, extrapolated by a straight line through
+        the execution times by size.
 
-        An extrapolation. None too where no two sizes are 2 : 1 apart, or batching is off.
+        None: no execution times are reported, no two sizes are a factor of 2 apart, or batching is off.
         """
         server, most = self.run.server, self.settings.max_batch_size
         if server is None or most is None or not server.mean_batch_rows:
@@ -303,19 +304,18 @@ class Facts:
         return (fixed_s / server.mean_batch_rows + per_row_s) / (fixed_s / most + per_row_s)
 
     def error_ratio(self, name: str) -> float:
-        """Return the share of the requests that failed with errors of this class, 0 to 1; `name`: the class
-        in lower case."""
+        """Return the share of the requests that failed with errors of the class `name` (in lower case), 0 to 1."""
         return self.run.errors.get(name, 0) / self.run.requests if self.run.requests else 0.0
 
     @property
     def failing_replica(self) -> Coded | None:
-        """The caveat that names the endpoint that fails more often than the others; None: there is no such
+        """The caveat that names the endpoint which fails more often than every other; None: there is no such
         endpoint."""
         return next((caveat for caveat in self.run.caveats if caveat.code == "endpoint_failing"), None)
 
     @property
     def unexplained_error_ratio(self) -> float:
-        """Share of the requests that failed for another reason than a rate above the server's capacity."""
+        """Share of the requests that failed for another reason than a rate above the server's capacity, 0 to 1."""
         of_a_rate = frozenset({"unfinished", "unsent", "timeout", "queue_full", "expired"})
         late = of_a_rate if self.run.concurrency is None and not self.failing_replica else ()
         return sum(self.error_ratio(name) for name in self.run.errors.keys() - set(late))
@@ -351,8 +351,8 @@ SOME_ERRORS_RATIO: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """What limits a run, in words and with advice; `evidence` holds the figures behind it by name: ratios
-    from 0 to 1, times in seconds, counts."""
+    """What limits a run, as a finding, with advice. `evidence`: name -> figure that shows it: ratios 0 to 1, times in
+    seconds, counts."""
 
     kind: Kind
     text: Coded
@@ -363,13 +363,13 @@ class Bottleneck:
 def find_bottleneck(
     measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True, blame_met: bool = True
 ) -> Bottleneck:
-    """Name what limits the run: the first condition of an ordered list that the figures meet, else kind
-    `none`, or `unknown` where nothing that the server reports shows that it has capacity left.
+    """Name what limits the run: the first condition of an ordered list that the figures meet; else kind `unknown` where
+    nothing that the server reports can show that it has capacity left, or `none`.
 
-    Host and client come first because they spoil every other figure, but not the host where the server fails by
-    itself; the device comes after what keeps it idle or its batches small. `blame_host` False passes over a noisy
-    host, and does not blame the server for what the noise explains. `blame_met` False: a rate that was met within
-    the SLO has no bottleneck, and the text says what is busy there.
+    Host and client come first because they spoil every other figure (the host not where the server fails by itself);
+    the device comes after what keeps it idle or its batches small. `blame_host` False: a noisy host is not named, and
+    what its noise explains is not blamed on the server. `blame_met` False: a run that met its rate within the SLO has
+    no bottleneck, and the text says what is busy.
     """
     facts = Facts(measurement, settings)
     looks = (

@@ -87,7 +87,7 @@ def caveat(code: str, **figures: Any) -> Coded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What was in force in a server while it was measured."""
+    """The parameters in force in a server while it was measured, and what it may use."""
 
     # None: batching is off.
     max_batch_size: int | None = None
@@ -127,14 +127,12 @@ def settings_of(
     cpus: Collection[int] | None = None,
     known: bool = True,
 ) -> ServerSettings:
-    """Return the settings that a configuration puts in force, with the server's defaults for what it leaves
-    out.
+    """Return the settings that a configuration puts in force; what it leaves out has the server's default.
 
-    `rows_per_request`: mean rows of a request. `server_cores`: CPU cores that the server may use; None:
-    unknown. `cpus`: numbers of those CPUs (`target.cpus`; None: those of this process), from which its
-    default number of threads follows. `flags`: the server's own (`target.flags`); with `protocol`, that of
-    the load, they give `request_threads`. `known` False: somebody else started the server, and the
-    configuration is not what it runs with.
+    `rows_per_request`: mean rows of a request. `server_cores`: CPU cores that the server may use; None: unknown.
+    `cpus`: numbers of those CPUs (None: those of this process), from which its default number of threads follows.
+    `flags`: the server's own (`target.flags`), which with the load's `protocol` decide `request_threads`. `known`
+    False: somebody else started the server, and it does not run with this configuration.
     """
     settings = ServerSettings(
         rows_per_request=rows_per_request, server_cores=server_cores, protocol=protocol, known=known
@@ -158,11 +156,10 @@ def settings_of(
 
 
 def request_threads_of(flags: Mapping[str, Any], *, protocol: Protocol | None) -> int | None:
-    """Return the number of requests that the server's flags let it handle at once; None: no limit, or not
-    known.
+    """Return how many requests the server's flags let it handle at once; None: no limit, or not known.
 
-    Cortex's `processes_per_replica` × `threads_per_process` bind the bundled server; `grpc_max_threads` and
-    `rest_api_num_threads` bind tensorflow_model_server, whose handlers wait for their batch.
+    The bundled server is limited by Cortex's `processes_per_replica` × `threads_per_process`; tensorflow_model_server,
+    whose handlers wait for their batch, by `grpc_max_threads` or `rest_api_num_threads`.
     """
     named = {name.lstrip("-"): value for name, value in flags.items()}
     if named.get("processes_per_replica") and named.get("threads_per_process"):
@@ -197,7 +194,7 @@ class ClientActivity:
 
 
 def client_activity(samples: Samples, window: Window) -> ClientActivity:
-    """Sum up what the load generator did within the window."""
+    """Return what the load generator did within the window."""
     sent = window.holds(samples.due_ns) & (samples.sent_ns != NEVER_NS)
     lag_ns = own_lag_ns(samples)[sent]
     lag_s, wait_s = lag_ns / 1e9, samples.connection_wait_ns[sent] / 1e9
@@ -217,16 +214,16 @@ def client_activity(samples: Samples, window: Window) -> ClientActivity:
 
 
 def has_short_client(caveats: Iterable[Coded]) -> bool:
-    """Whether one of a run's caveats is a limit of the client that its send lag does not show in full."""
+    """Whether a caveat says that the client reached a limit which its send lag does not show in full."""
     untold = ("client_throttled", "client_busy", "client_near_limit", "worker_slow")
     return any(noted.code in untold for noted in caveats)
 
 
 def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[str, Coded]:
-    """Find the load workers that show signs of a slow client: worker's name -> the caveat that shows it, such
-    as `client_busy`. Empty for a load from one worker.
+    """Return worker's name -> the caveat that shows that this load worker is slow, such as `client_busy`; {} for a load
+    from one worker.
 
-    `limit_s` is the SLO's primary limit, to which lags and pauses are compared.
+    `limit_s`: the SLO's primary limit, seconds, with which lags and pauses are compared.
     """
     slow = {}
     for number, share in enumerate(samples.workers):
@@ -239,10 +236,10 @@ def slow_workers(samples: Samples, window: Window, *, limit_s: float) -> dict[st
 
 
 def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> tuple[str, Coded] | None:
-    """Find a slow load worker that the others can replace: they are not slow, and have CPU for its share.
+    """Return (worker's name, caveat that says why it is slow) of a slow load worker whose share the others can send,
+    since they are not slow and have CPU left; None: there is none.
 
-    Returns (worker's name, caveat that says why it is slow); None: there is none. `limit_s`: the SLO's
-    primary limit, to which lags and pauses are compared.
+    `limit_s`: the SLO's primary limit, seconds, with which lags and pauses are compared.
     """
     slow = slow_workers(samples, window, limit_s=limit_s)
     busy = [
@@ -255,8 +252,8 @@ def dispensable_worker(samples: Samples, window: Window, *, limit_s: float) -> t
 
 
 def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[Coded]:
-    """Return the caveat `worker_slow`, for the first slow load worker, where some are slow and others are
-    not; empty otherwise: where all are, the client's own caveats say so."""
+    """Return [the caveat `worker_slow`], for the first slow load worker, where some workers are slow and others are
+    not; else []: where all are slow, the client's own caveats say so."""
     slow = slow_workers(samples, window, limit_s=limit_s)
     if not 0 < len(slow) < len(samples.workers):
         return []
@@ -265,8 +262,8 @@ def worker_caveats(samples: Samples, window: Window, *, limit_s: float) -> list[
 
 
 def own_lag_ns(samples: Samples) -> NDArray[np.int64]:
-    """Return the delay of the client itself in sending each request, ns, shape (n,); 0 for a request that was
-    never sent."""
+    """Return how late the client itself sent each request, ns, without its wait for a connection, shape (n,); 0: never
+    sent."""
     lag = samples.sent_ns - samples.due_ns - samples.connection_wait_ns
     return np.where(samples.sent_ns == NEVER_NS, 0, lag)
 
@@ -276,8 +273,8 @@ def client_caveats(
 ) -> list[Coded]:
     """Return a caveat for every sign that the client, not the server, shaped the figures.
 
-    `limit_s` is the SLO's primary limit, to which lags and pauses are compared; `rate_rps` what was answered;
-    `client_max_rps` what the client can send to a null server (None: not known).
+    `limit_s`: the SLO's primary limit, seconds, with which lags and pauses are compared. `rate_rps`: what was answered.
+    `client_max_rps`: what the client can send to a null server; None: not known.
     """
     caveats = []
     tolerance_s = max(0.0005, 0.05 * limit_s)
@@ -311,8 +308,8 @@ def client_caveats(
 
 
 def error_counts(samples: Samples, window: Window) -> dict[str, int]:
-    """Count the requests of the window that got no good answer: class of error in lower case -> requests,
-    the commonest first. Multiplied by `one_in` where only one request in so many was recorded."""
+    """Return class of error in lower case -> number of the window's requests that ended with it, the commonest first;
+    multiplied by `one_in` where only one request in so many was recorded."""
     counts = np.bincount(samples.status[counted_in(samples, window)], minlength=len(Status))
     counts_by_class = {
         status.name.lower(): samples.one_in * int(counts[status])
@@ -323,11 +320,12 @@ def error_counts(samples: Samples, window: Window) -> dict[str, int]:
 
 
 def fails_by_itself(errors: Mapping[str, int], requests: int) -> bool:
-    """Whether a server answers so many requests with errors of its own that no noise of the host explains it:
-    `errors` of `error_counts`, of so many `requests`.
+    """Whether a server answers so many requests with errors of its own that noise of the host does not explain it.
+    `errors`: class -> count (`error_counts`), of `requests` in all.
 
-    More than 5 % of them with errors that do not depend on the load, or more than 25 % with these and refusals, which
-    a host that takes a part of the CPUs causes near capacity. A timeout or a lost connection may be the host's.
+    True for more than 5 % of errors that do not depend on the load, or more than 25 % of these and refusals, which a
+    host that takes a part of the CPUs causes near capacity. Timeouts and lost connections do not count: the host may
+    cause them.
     """
     own = sum(
         errors.get(name, 0) for name in ("server_error", "invalid_request", "too_large", "wrong_answer")
@@ -356,8 +354,8 @@ Pressed: TypeAlias = Literal["our control group", "this machine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
-    """One reading of the machine's counters; None where its kernel does not report them. Ticks are since
-    boot, over the CPUs that were named; `canary_s` is the time of a fixed computation."""
+    """One reading of the machine's counters; None: its kernel does not report them. Ticks count from boot, over the
+    CPUs that were named; `canary_s`: seconds that a fixed computation took."""
 
     monotonic_s: float
     steal_ticks: int | None
@@ -392,8 +390,8 @@ class HostNoise:
 
     @property
     def noisy(self) -> bool:
-        """Whether stolen CPU time, other programs or the canary (the time of a fixed computation) are beyond
-        their limits."""
+        """Whether stolen CPU time, other programs or the canary (the time of a fixed computation) is beyond its
+        limit."""
         return (
             self.steal_ratio > MOST_STEAL_RATIO
             or self.foreign_ratio > MOST_FOREIGN_RATIO
@@ -401,7 +399,7 @@ class HostNoise:
         )
 
     def caveats(self) -> tuple[Coded, ...]:
-        """Return a caveat for each sensor beyond its limit; pass them to `measure` as `notes`."""
+        """Return a caveat for each sensor beyond its limit, for `notes` of `measure`."""
         caveats = []
         if self.steal_ratio > MOST_STEAL_RATIO:
             caveats.append(caveat("host_steal", steal_ratio=self.steal_ratio))
@@ -423,7 +421,7 @@ class HostNoise:
 
 @dataclass(slots=True)
 class HostGuard:
-    """Watches the host around each trial (`begin()` before, `end()` after), and remembers how long the
+    """Watches the host during each trial: `begin()` before it, `end()` after it. `canaries_s`: the seconds that the
     canary, a fixed loop, took in this session."""
 
     canaries_s: list[float] = field(default_factory=list)
@@ -431,16 +429,15 @@ class HostGuard:
     _cpus: Collection[int] | None = None
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
-        """Take the first reading. `cpus`: those of server and client; None: those of this process."""
+        """Take the first reading. `cpus`: numbers of the CPUs of server and client; None: those of this process."""
         self._cpus = cpus
         self._before = read_host(cpus)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:
-        """Return the noise since `begin()`; without a `begin()` no time has passed, and only the canary (the
-        fixed loop) counts.
+        """Return the noise since `begin()`; without a `begin()` only the canary (the fixed loop) is judged.
 
-        `server_cpu_s` and `client_cpu_s` are the CPU times of both in between; None: not known, and then
-        neither is the CPU time of other programs.
+        `server_cpu_s`, `client_cpu_s`: CPU seconds that server and client used since then; `server_cpu_s` None: not
+        known, and with it the CPU time of other programs.
         """
         loaded_cpu_s = None if server_cpu_s is None else server_cpu_s + client_cpu_s
         after = read_host(self._cpus)
@@ -460,9 +457,9 @@ def noise_between(
 ) -> HostNoise:
     """Compute the noise between two readings; sensors that the kernel lacks count as quiet.
 
-    `usual_canary_s`: the usual time of the canary, a fixed loop; None: not compared. `loaded_cpu_s`: CPU time
-    of server and client in between; None: not known. The faster of the two canaries counts: one that was
-    merely preempted says little, two slow ones say that the clock or the neighbours changed.
+    `usual_canary_s`: the usual time of the canary, a fixed loop; None: not compared. `loaded_cpu_s`: CPU seconds of
+    server and client between the readings; None: not known. Of the two canaries the faster counts: a single slow one
+    was perhaps only preempted, two mean that the clock or the neighbours changed.
     """
     steal_ratio = 0.0
     if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
@@ -573,7 +570,8 @@ def _canary_s() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFigures:
-    """Figures of one endpoint (replica) over the window, each as in `Measurement`."""
+    """Figures of one endpoint (replica) over the window; `requests` due, good answers/s, p50 and p95 in seconds, share
+    of errors."""
 
     endpoint: str
     requests: int
@@ -584,18 +582,17 @@ class EndpointFigures:
 
 
 def endpoint_figures(samples: Samples, window: Window) -> tuple[EndpointFigures, ...]:
-    """Return the figures of each endpoint, in the order of `samples.endpoints`; empty where all requests went
-    to one."""
+    """Return the figures of each endpoint, in the order of `samples.endpoints`; () where all requests went to one."""
     return tuple(_figures_of(samples, window, number) for number in range(len(samples.endpoints)))
 
 
 def endpoint_caveats(figures: Sequence[EndpointFigures]) -> list[Coded]:
-    """Return at most one caveat, which names the replica that is worse than every other: `endpoint_failing`,
-    else `endpoint_slow` by p95, else by p50. Empty where none is, or there is but one replica.
+    """Return at most one caveat, which names the replica that is worse than every other: `endpoint_failing`, else
+    `endpoint_slow` by p95, else `endpoint_slow` by p50; [] where no replica is, or there is only one.
 
-    A replica is slow when its 95 % interval lies above those of all others and its value is 1.1 times the
-    next highest: placement alone makes equal replicas differ by some percent. Two intervals that do not
-    overlap are a difference of 2.8 standard errors: by chance 1 in 170 pairs of equal replicas.
+    A replica is slow when its 95 % interval lies above those of all others and its value is more than 1.1 times the
+    next highest: placement alone makes equal replicas differ by some percent. Two intervals that do not overlap are a
+    difference of 2.8 standard errors: by chance 1 in 170 pairs of equal replicas.
     """
     if len(figures) < 2:
         return []

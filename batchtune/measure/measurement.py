@@ -57,8 +57,8 @@ from batchtune.target.telemetry import ServerActivity
 
 
 def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | None:
-    """Return the elements of padding for each element that requests brought, over several runs (0.5: half as
-    much padding as data); None where no server counted any."""
+    """Return the elements of padding divided by the elements that requests brought, over several runs (0.5: half as
+    much padding as data); None: no server counted any."""
     known = [server for server in servers if server is not None]
     sent = sum(sum(server.bucket_sent_elements.values()) for server in known)
     padding = sum(sum(server.bucket_padding_elements.values()) for server in known)
@@ -67,7 +67,7 @@ def padding_per_element(servers: Iterable[ServerActivity | None]) -> float | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRequests:
-    """The requests that a latency figure counts, answered or not, as `counted_in` selects them."""
+    """The requests that a latency figure counts, answered or not (`counted_in` selects them)."""
 
     window: Window
     # All requests of the run.
@@ -85,13 +85,12 @@ class CountedRequests:
     lag_s: NDArray[np.float64] | None = None
 
     def by(self, limit: Limit, limits: Sequence[Limit] = ()) -> CountedRequests:
-        """Return these requests with the values that `limit` compares, by its figure, in place of whole
-        latencies.
+        """Return these requests with their latencies replaced by the values that `limit` compares, which depend on its
+        figure.
 
-        e2e: the latencies, unchanged. ttft: the time to the first token in seconds, inf without a good
-        answer. itl: the gaps between tokens in seconds, one value for each gap that ended in the window.
-        goodput: for each request the largest ratio of its own figure to one of `limits`, without unit; above
-        1 it misses a limit, inf without a good answer.
+        e2e: the latencies, unchanged. ttft: the time to the first token in seconds, inf without a good answer. itl: the
+        gaps between tokens in seconds, one value for each gap that ended in the window. goodput: for each request its
+        largest ratio figure / limit over `limits`, without unit; above 1 a limit is missed, inf without a good answer.
         """
         samples, streams = self.samples, self.samples.streams
         match limit.figure:
@@ -116,9 +115,9 @@ class CountedRequests:
                 return replace(self, latencies_s=shares)
 
     def design_effect(self, limit_s: float) -> float:
-        """Return the design effect of the share of values above `limit_s`: the factor, at least 1, by which
-        the variance of that share exceeds that of independent requests, since slow requests come together.
-        Where fewer than 10 values are above, it is at least the mean number of requests in a batch."""
+        """Return the design effect of the share of values above `limit_s`: the factor, at least 1, by which its
+        variance exceeds that for independent requests, since slow requests come together. With fewer than 10 values
+        above, it is at least the mean number of requests in a batch."""
         effect = self.shown_effect(limit_s)
         # Below this many misses their clumping cannot be seen; the mean batch replaces the design effect.
         few_misses = 10
@@ -132,7 +131,8 @@ class CountedRequests:
 
 
 def counted_requests(samples: Samples, window: Window, activity: ServerActivity | None) -> CountedRequests:
-    """Select the requests that count in `window`, answered or not; `activity` says how many shared a batch."""
+    """Select the requests that count in `window`, answered or not; `activity`: from which the mean requests of a batch
+    follow."""
     counted = counted_in(samples, window)
     latencies_s = np.where(samples.status == Status.OK, samples.latency_ns / 1e9, math.inf)[counted]
     per_batch = 1.0
@@ -153,13 +153,13 @@ def judge(
 ) -> tuple[Verdict, Coded, Decision | None]:
     """Return (verdict, reason, decision) of a run under `slo`; `distrust`: the run's caveats.
 
-    PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: neither
-    is shown, or no request was due in the window. The error ratio is compared as it was seen, without
-    allowing for chance (measurement.md 2.5 d). A caveat on the host turns either verdict into NOISY, one on
-    the client into INVALID; not so an open-loop PASS, since lag and noise only make requests slower, nor the host's a
-    FAIL by errors that are the server's own (`fails_by_itself`). Nor does
-    a late client excuse a FAIL that holds when its own lag is subtracted. `decision`: what such a verdict would be
-    without its caveat, None for any other.
+    PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: the tests show
+    neither, or no request was due in the window. The error ratio is compared as it was seen, without allowing for
+    chance (measurement.md 2.5 d).
+    A caveat on the host turns the verdict into NOISY, a caveat on the client into INVALID. Exceptions: a PASS of an
+    open loop stays, since lag and noise only make requests slower; so does, on a noisy host, a FAIL by the server's own
+    errors (`fails_by_itself`), and with a late client a FAIL that holds when its own lag is subtracted. `decision`:
+    what a NOISY or INVALID run would be without its caveat; None for any other.
     """
     if not len(run.due_ns):
         return "UNSURE", coded("none_measured"), None
@@ -288,8 +288,8 @@ class TokenFigures:
 class Measurement:
     """One run summed up over its window.
 
-    Where only one in so many requests was recorded (`Samples.one_in`), counts, rates and `design_effect` are
-    multiplied by that, so that they are of all requests.
+    Where only one in so many requests was recorded (`Samples.one_in`), counts, rates and `design_effect` are multiplied
+    by that number, so that they are of all requests.
     """
 
     # Requests due in the window, answered or not.
@@ -342,14 +342,13 @@ class Measurement:
 
     @property
     def queue_mean_s(self) -> float | None:
-        """Mean seconds that a request waits for its batch, by the server's counters; None: it reports
-        none."""
+        """Mean seconds that a request waits for its batch, by the server's counters; None: not reported."""
         return None if self.server is None else self.server.queue_wait_mean_s
 
     @property
     def compute_mean_s(self) -> float | None:
-        """Mean execution time that a row sees, in seconds: batches weighted by their rows; None: the server
-        reports none."""
+        """Mean execution time that a row sees, in seconds: the mean over batches, weighted by their rows; None: not
+        reported."""
         if self.server is None or not self.server.execution_s_by_rows:
             return None
         counts = self.server.batches_by_rows
@@ -360,8 +359,8 @@ class Measurement:
 
     @property
     def overhead_mean_s(self) -> float | None:
-        """Mean latency less wait and execution, in seconds: the wire, parsing, the event loop, the client;
-        None where the server reports no wait or no execution.
+        """Mean latency minus mean wait and execution, in seconds: the time of the wire, parsing, the event loop and the
+        client. None: the server does not report wait or execution.
 
         At least 0: the server's counters cover the warm-up too, whose requests may have been slower.
         """
@@ -381,12 +380,11 @@ def measure(
     client_max_rps: float | None = None,
     notes: tuple[Coded, ...] = (),
 ) -> Measurement:
-    """Sum up one run: its figures over the window, verdict under `slo` (None: without) and caveats.
+    """Sum up one run: its figures over the window, its verdict by `slo` (None: no verdict), its caveats.
 
-    The window follows from `warm_up_s` and `duration_s`, the schedule's length with its warm-up (None: up to
-    the last request due), unless `window` is given. `activity`: what the server counted meanwhile.
-    `client_max_rps`: the rate at which the client can send to a null server. `notes`: further caveats, such
-    as the host's and those of `warm_up_caveats`.
+    `window`: None: from `warm_up_s` to `duration_s`, the schedule's length with its warm-up (None: to the last request
+    due). `activity`: what the server counted during the run. `client_max_rps`: the rate at which the client can send to
+    a null server. `notes`: further caveats, such as the host's and those of `warm_up_caveats`.
     """
     window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
     activity = None if activity is None else _while_loaded(activity, samples.wall_s)
@@ -448,9 +446,9 @@ def measure(
 
 
 def streamed_figures(run: CountedRequests, limits: Sequence[Limit]) -> dict[str, Estimate]:
-    """Return by name the quantiles p50, p95 and p99, in seconds, of the time to the first token (`ttft_p50`
-    …) and of the gaps between tokens (`itl_p50` …); where one of `limits` is on goodput also `goodput`, the
-    share of requests that miss any of them."""
+    """Return name -> quantile, in seconds, of p50, p95 and p99: `ttft_p50` … of the time to the first token, `itl_p50`
+    … of the gaps between tokens. If one of `limits` is on goodput also `goodput`, the share of requests that miss a
+    limit."""
     quantiles = {name: QUANTILES[name] for name in ("p50", "p95", "p99")}
     figures: dict[str, Estimate] = {}
     streamed: tuple[Figure, ...] = ("ttft", "itl")
@@ -577,11 +575,12 @@ def _first_answer(samples: Samples, errors: Mapping[str, int]) -> Coded:
 def warm_up_caveats(
     window: Window, activity: ServerActivity, settings: ServerSettings, *, cut: bool = False
 ) -> tuple[Coded, ...]:
-    """Return the caveat `warm_up_short` where the warm-up was shorter than these settings need, `warm_up_cut` where
-    the run had cut that of the scenario (`cut`); empty otherwise, and where the server counted no batch.
+    """Return (caveat,) where the warm-up was shorter than these settings need: `warm_up_cut` if the run had cut the
+    scenario's warm-up by intent (`cut`), else `warm_up_short`; () where it was long enough or the server counted no
+    batch.
 
-    The length needed is that of measurement.md 2.2, without its minimum of one second, which is for servers
-    that were never loaded before.
+    The length needed is that of measurement.md 2.2, without its minimum of one second, which is for servers that were
+    never loaded before.
     """
     if not activity.batches:
         return ()

@@ -35,11 +35,11 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
 
 @lru_cache(maxsize=512)
 def binomial_quantile_ranks(count: int, quantile: float, confidence: float = 0.95) -> tuple[int, int]:
-    """Return the 1-based ranks (l, u) such that [x(l), x(u)] of `count` sorted values holds the quantile with
+    """Return the 1-based ranks (l, u) such that [x(l), x(u)] of `count` sorted values contains the quantile with
     `confidence`.
 
-    l = max{l : B(l-1) ≤ α/2} and u = min{u : B(u-1) ≥ 1-α/2}; l = 0 or u = count + 1: that end is undefined.
-    Source: order statistics, David & Nagaraja, "Order Statistics", section 7.1.
+    l = max{l : B(l-1) ≤ α/2} and u = min{u : B(u-1) ≥ 1-α/2}; l = 0 or u = count + 1: that end is undefined. Source:
+    order statistics, David & Nagaraja, "Order Statistics", section 7.1.
     """
     if count <= 0:
         return 0, count + 1
@@ -75,8 +75,8 @@ SLICES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % interval; an end that cannot be computed is ±inf; without samples all three
-    are nan (`UNDEFINED`)."""
+    """A figure with its 95 % interval; an end that cannot be computed is ±inf; without samples all three fields are nan
+    (`UNDEFINED`)."""
 
     value: float
     low: float
@@ -84,7 +84,7 @@ class Estimate:
 
     @property
     def half_width_ratio(self) -> float:
-        """Half the interval's width relative to the value; inf when an end is undefined."""
+        """Half the interval's width divided by the value; inf where an end is undefined or the value is 0."""
         if not (math.isfinite(self.low) and math.isfinite(self.high)) or not self.value:
             return math.inf
         return 0.5 * (self.high - self.low) / abs(self.value)
@@ -100,11 +100,10 @@ def quantile_estimate(
     design_effect: float = 1.0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Estimate a quantile of ascending values, shape (n,), with its order-statistic interval; UNDEFINED
-    without values.
+    """Estimate a quantile of ascending values, shape (n,), with its order-statistic interval; UNDEFINED without values.
 
-    `quantile`, `confidence`: 0 to 1. `design_effect` ≥ 1 moves both ranks away from n·quantile by its square
-    root; ends outside the sample are ±inf.
+    `quantile`, `confidence`: 0 to 1. `design_effect`, at least 1: its square root is the factor by which both ranks
+    move away from n·quantile. Ends outside the sample are ±inf.
     """
     count = len(sorted_values)
     if count == 0:
@@ -124,21 +123,21 @@ def quantile_estimate(
 
 
 def design_effect(over: NDArray[np.bool_], slice_of: NDArray[np.intp]) -> float:
-    """Return the design effect of a share of requests: the factor, at least 1, by which its variance exceeds
-    that of as many independent requests; 1.14 where none or all of them belong to the share.
+    """Return the design effect of a share of requests: the factor, at least 1, by which its variance exceeds that for
+    as many independent requests; 1.14 where all or none of them belong to the share.
 
-    `over` (n,) says which requests belong to the share, `slice_of` (n,) in which equal time slice each falls, 0
-    to SLICES-1.
+    `over` (n,): which requests belong to the share. `slice_of` (n,): number of the time slice of each request, 0 to
+    SLICES-1; slices are equally long.
     """
     return effect_of_slices(*_counts(over, slice_of))
 
 
 def effect_of_slices(requests: NDArray[Any], misses: NDArray[Any]) -> float:
-    """Return the design effect of the share of misses from both counts in consecutive slices of time, shape
-    (slices,); at least 1.
+    """Return the design effect, at least 1, of the share of misses, from the counts of requests and misses in
+    consecutive slices of time, shape (slices,) each.
 
-    Busy spells may outlast a slice: the largest of four estimates counts, from single, two and four merged
-    slices and extrapolated from the first two, and is widened by Student's t, since they are estimates
+    Busy spells may outlast a slice: it is the largest of four estimates, from single, two and four merged slices and
+    extrapolated from the first two, and widened by Student's t, since they are estimates
     (tests/benchmarks/twin/measure_coverage.py compares).
     """
     ones, twos, fours = _variance_ratios(requests, misses)
@@ -212,8 +211,8 @@ def _quantile_effect(
 
 
 def time_slices(times_ns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the number, 0 to SLICES-1, of the equal time slice between first and last that each instant
-    falls in."""
+    """Divide the time from the first to the last instant into SLICES equal slices; return the number of each instant's
+    slice, 0 to SLICES-1, shape (n,)."""
     if len(times_ns) == 0:
         return np.zeros(0, dtype=np.intp)
     start = times_ns.min()
@@ -226,11 +225,10 @@ def latency_quantiles(
     due_ns: NDArray[np.int64],
     quantiles: Mapping[str, float] = QUANTILES,
 ) -> dict[str, Estimate]:
-    """Estimate each named quantile of the latencies, shape (n,), seconds, inf for requests without a good
+    """Return name -> estimate of that quantile of the latencies, shape (n,), seconds, inf for requests without a good
     answer.
 
-    `due_ns` places each request in time; it need not be sorted. Lower ends are at least 0; all UNDEFINED
-    without latencies.
+    `due_ns` (n,): when each request was due; in any order. Lower ends are at least 0; all UNDEFINED without latencies.
     """
     ordered = np.sort(latencies_s)
     slice_of = time_slices(due_ns)
@@ -246,13 +244,13 @@ def latency_quantiles(
 def rate_estimate(
     times_ns: NDArray[np.int64], window_ns: tuple[int, int], *, weights: NDArray[np.float64] | None = None
 ) -> Estimate:
-    """Estimate events (or weights) per second within [start, end), with a 95 % interval; UNDEFINED for an
-    empty window.
+    """Estimate events per second (or their `weights` per second) within `window_ns`, [start, end), with a 95 %
+    interval; UNDEFINED for an empty window.
 
-    Completions come in clumps of one batch, so plain counts per slice mostly show where the edges fell. The
-    variance of the rate is taken from triangular slices, which hardly feel the edges (1.5 restores their
-    variance for independent counts); the window's own edges cut one clump each, uniformly. What varies more
-    slowly than a slice, such as the host's speed, shows in part only: that is the spread between runs.
+    Completions come in clumps of one batch, so plain counts per slice mostly show where the edges fell. The variance of
+    the rate is taken from triangular slices, which hardly depend on the edges (1.5 restores their variance for
+    independent counts); the window's own edges cut one clump each, uniformly. What varies more slowly than a slice,
+    such as the host's speed, shows only in part: that is the spread between runs.
     """
     start, end = window_ns
     if end <= start:
@@ -296,12 +294,11 @@ Arm = TypeVar("Arm")
 
 
 def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tuple[Arm, ...]]:
-    """Return the order of the arms in each block: drawn at random for every other block, mirrored in the
-    next.
+    """Return the order of the arms in each block: drawn at random for every other block, mirrored in the next.
 
-    Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other as
-    often as after it, so that neither a steady drift nor the place within a block favours one; an odd last
-    block stays without its mirror.
+    Two blocks of two arms are ABBA or BAAB. Over an even number of blocks each arm comes before each other arm as often
+    as after it, so that neither a steady drift nor the place within a block favours one; an odd last block has no
+    mirror.
     """
     chance = random.Random(seed)
     orders: list[tuple[Arm, ...]] = []
@@ -312,9 +309,9 @@ def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tupl
 
 
 def hodges_lehmann(differences: Sequence[float]) -> Estimate:
-    """Estimate the centre of differences, without assuming more than symmetry: the median of the averages of
-    all pairs (Walsh averages) with its 95 % interval; ends are ±inf below `BLOCKS_NEEDED` differences,
-    UNDEFINED without any."""
+    """Estimate the centre of differences whose distribution is symmetric: the median of the averages of all pairs
+    (Walsh averages), with its 95 % interval; its ends are ±inf below `BLOCKS_NEEDED` differences, all UNDEFINED without
+    any."""
     if not differences:
         return UNDEFINED
     averages = walsh_averages(differences)
@@ -338,14 +335,14 @@ def ratio_estimate(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 
 
 def typical(values: Iterable[float]) -> Estimate | None:
-    """Estimate the typical value of one variant's figure over its blocks (Hodges-Lehmann, of natural logs),
-    with its 95 % interval; None without a positive finite value."""
+    """Estimate the typical value of one variant's figure over its blocks (Hodges-Lehmann, of natural logs), with its 95
+    % interval; None: no value is positive and finite."""
     return ratio_estimate((1.0, value) for value in values)
 
 
 def log_ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
-    """Return the natural logarithm of after / before for each pair (before, after) of two positive finite
-    values."""
+    """Return ln(after / before) for each pair (before, after); pairs without two positive finite values are left
+    out."""
     return [
         math.log(after / before)
         for before, after in pairs
@@ -366,8 +363,8 @@ def signed_rank_interval_rank(count: int, *, confidence: float = 0.95) -> int:
 
 
 def signed_rank_distribution(count: int) -> NDArray[np.float64]:
-    """Return P(W = 0), P(W = 1), … up to count·(count+1)/2, W the sum of the ranks of the positive
-    differences of `count` when each sign is a fair coin: exact, by adding rank on rank."""
+    """Return P(W = 0), P(W = 1), … up to count·(count+1)/2, shape (count·(count+1)/2 + 1,): W is the sum of the ranks
+    of the positive ones of `count` differences when each sign is a fair coin. Exact, by adding rank on rank."""
     weights = np.ones(1)
     for rank in range(1, count + 1):
         longer = np.zeros(len(weights) + rank)
@@ -379,11 +376,10 @@ def signed_rank_distribution(count: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def detectable_shift(count: int) -> float:
-    """Return the smallest shift, in standard deviations of a difference, that a comparison of `count` blocks
-    finds with probability 0.8.
+    """Return the smallest shift, in standard deviations of a difference, that a comparison of `count` blocks finds with
+    probability 0.8; inf below `BLOCKS_NEEDED`.
 
-    Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2
-    %); inf below `BLOCKS_NEEDED`.
+    Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2 %).
     """
     rank = signed_rank_interval_rank(count)
     if not rank:
@@ -410,8 +406,8 @@ def spread_about_zero(differences: Sequence[float]) -> Estimate:
 
 
 def walsh_averages(differences: Sequence[float]) -> NDArray[np.float64]:
-    """Compute the averages of all pairs of differences, each difference paired with itself too, ascending;
-    empty without differences."""
+    """Return the averages of all pairs of differences, each also paired with itself, ascending; empty without
+    differences."""
     averages: NDArray[np.float64] = _walsh_rows(np.asarray([differences], dtype=np.float64))[0]
     return averages
 

@@ -30,10 +30,10 @@ that keep all limits."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One latency limit: at least a share `quantile` of the requests (itl: of the gaps between tokens) within
+    """One latency limit: at least a share `quantile` of the requests (itl: of the gaps between tokens) takes at most
     `seconds`.
 
-    For goodput a request's value is its largest ratio to any of the other limits, and `seconds` is 1.
+    For goodput a request's value is its largest ratio figure / limit over the other limits, and `seconds` is 1.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Limit:
 
     @property
     def allowed_miss_ratio(self) -> float:
-        """Share of the requests that may be slower, 1 - quantile."""
+        """Share of the requests that may miss the limit, 1 - quantile."""
         return 1.0 - self.quantile
 
 
@@ -70,8 +70,8 @@ def limits_of(slo: SloSpec) -> tuple[Limit, ...]:
 
 
 def primary_limit(slo: SloSpec) -> Limit | None:
-    """Return the limit that a search watches: p95 if there is one, else p99, p90, p99.9, p50, then those on
-    first tokens, on gaps, on goodput; None: no latency limit."""
+    """Return the limit that a search watches: the first there is of p95, p99, p90, p99.9, p50, then of those on first
+    tokens, on gaps, on goodput; None: no latency limit."""
     by_name = {limit.name: limit for limit in limits_of(slo)}
     whole = ("p95", "p99", "p90", "p99.9", "p50")
     return next((by_name[name] for name in (*whole, *by_name) if name in by_name), None)
@@ -84,11 +84,11 @@ def strict_decision(
     *,
     design_effect: float = 1.0,
 ) -> Decision:
-    """Decide by a binomial test, at ALPHA on both sides, whether the true miss ratio is below the allowed one
-    (PASS) or above it (FAIL); UNSURE: neither is shown.
+    """Decide by a binomial test, at ALPHA on both sides, whether the true miss ratio is below the allowed one (PASS) or
+    above it (FAIL); UNSURE: the test shows neither.
 
-    `requests`, `misses`: how many counted, and how many of them missed the limit. Both are divided by
-    `design_effect` and rounded against the verdict (measurement.md 2.4).
+    `requests`: number that counted. `misses`: how many of them missed the limit. Both are divided by `design_effect`
+    and rounded against the verdict (measurement.md 2.4).
     """
     effective, missed = requests / design_effect, misses / design_effect
     if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= ALPHA:
@@ -102,8 +102,8 @@ def strict_decision(
 def times_longer(
     requests: int, misses: int, allowed_miss_ratio: float, *, design_effect: float
 ) -> float | None:
-    """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None:
-    100 times or more, which is no advice.
+    """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None: more than
+    100 times, which is no advice.
 
     Assumes that misses go on at this ratio and come together as before (`design_effect`).
     """
@@ -129,10 +129,10 @@ SURE: Final = math.log((1.0 - ALPHA) / ALPHA)
 
 @dataclass(slots=True, kw_only=True)
 class SloWatch:
-    """Decides early whether a run meets a limit: called with each live aggregate, it returns True when the
-    run can stop.
+    """Decides early whether a run meets a limit: called with each live aggregate, it returns True when the run can
+    stop.
 
-    `decision` is then PASS or FAIL; `requests` and `misses` are those since the warm-up.
+    `decision`: then PASS or FAIL. `requests`, `misses`: their numbers since the warm-up.
     """
 
     limit: Limit
@@ -174,10 +174,10 @@ class SloWatch:
 
     @property
     def design_effect(self) -> float:
-        """Estimate the design effect of the share of misses, at least that of batches of the expected size.
+        """Estimate the design effect of the share of misses; at least that of batches of the expected size.
 
-        The requests of a batch end together, and neighbouring batches share a queue: 2·batch − 0.6 covers the
-        exact chain from light load to four fifths of capacity.
+        The requests of a batch end together, and neighbouring batches share a queue: 2·batch − 0.6 covers the exact
+        chain from light load to four fifths of capacity.
         """
         expected = max(2.0 * self.requests_per_batch - 0.6, 1.0)
         total, missed = self._looks[-1]
@@ -272,11 +272,10 @@ class SloWatch:
 
 
 def likelihood_ratio(requests: float, misses: float, allowed_miss_ratio: float) -> float:
-    """Return Wald's log likelihood ratio of too many misses (1.4 times the allowed ratio) against few (0.7
-    times).
+    """Return Wald's log likelihood ratio of too many misses (1.4 times the allowed ratio) against few (0.7 times).
 
-    `requests`, `misses`: how many counted, and how many of them missed the limit. At ±2.944 (SURE) one of the
-    two is 19 times likelier.
+    `requests`: number that counted. `misses`: how many of them missed the limit. At ±2.944 (SURE) one of the two
+    hypotheses is 19 times likelier.
     """
     # Between 0.7 and 1.4 times the allowed misses either verdict will do (3.5 and 7 % at p95).
     good, bad = 0.7 * allowed_miss_ratio, 1.4 * allowed_miss_ratio
@@ -300,7 +299,7 @@ def _slope_t(times: np.ndarray, counts: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A half-open stretch of a run, in ns since the run started; `steady` is False where the latencies of its
+    """A stretch of a run, [start, end), in ns since the run started; `steady` is False where the latencies of its
     halves differ."""
 
     start_ns: int
@@ -313,7 +312,7 @@ class Window:
         return max(self.end_ns - self.start_ns, 0) / 1e9
 
     def holds(self, times_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which instants, ns since the run started, lie in the window, shape (n,)."""
+        """Return which of `times_ns`, ns since the run started, lie in the window, shape (n,)."""
         return (times_ns >= self.start_ns) & (times_ns < self.end_ns)
 
 
@@ -328,9 +327,9 @@ def warm_up_needed_s(
 ) -> float:
     """Return how many seconds at the start of a run must be left out (measurement.md 2.2).
 
-    The longest of `at_least_s` (the scenario's, 1 s without), three times timeout + time of one batch, and
-    the time in which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows` is
-    what a batch will hold, not what it may hold: few clients never fill a batch of 1000.
+    The maximum of `at_least_s` (the scenario's, else 1 s), three times (timeout + time of one batch), and the time in
+    which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows`: rows that a batch will
+    hold, which may be far below the largest size: few clients never fill a batch of 1000.
     """
     four_batches_s = 4.0 * batch_threads * batch_rows / rows_per_s if rows_per_s else 0.0
     return max(at_least_s, 3.0 * (batch_timeout_s + batch_s), four_batches_s)
@@ -339,11 +338,10 @@ def warm_up_needed_s(
 def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = None) -> Window:
     """Return the measured window: from the end of the warm-up to the end of the schedule.
 
-    `duration_s` is the schedule's length, warm-up included; None: up to the last request due. A run that was
-    stopped ends with the last request that became due. A window of 10 s or more begins later where
-    MSER-5 says so, what is cut differs from the rest, and no request of it failed: on its own MSER-5 also
-    cuts the busy spells with which a steady run may begin, and the intervals would then hold less than they
-    say.
+    `duration_s`: the schedule's length, warm-up included; None: up to the last request due. The window of a run that
+    was stopped ends with the last request that became due. A window of 10 s or more begins later where MSER-5 says so,
+    if what it cuts differs from the rest and no request of that part failed: on its own MSER-5 also cuts the busy
+    spells with which a steady run may begin, and the intervals would then be too narrow.
     """
     start_ns = round(warm_up_s * 1e9)
     end_ns = round(duration_s * 1e9) if duration_s is not None else _last(samples.due_ns) + 1
@@ -368,19 +366,19 @@ def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = 
 
 
 def whole_run(samples: Samples) -> Window:
-    """Return the window of a run of a fixed number of requests: from the start to the last answer, ramp and
-    tail included."""
+    """Return the window for a run of a fixed number of requests: the whole run from the start to the last answer, with
+    the time in which it speeds up and runs out."""
     return Window(start_ns=0, end_ns=max(_last(samples.done_ns), _last(samples.due_ns)) + 1)
 
 
 def between_answers(samples: Samples, window: Window) -> Window:
-    """Return the window of a closed loop; its ends are moved to answers when each client had fewer than 20
-    answers in it.
+    """Return the window of a closed loop; where the clients had fewer than 20 answers each in it, its ends are moved to
+    answers.
 
-    Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of
-    a batch off on average; from the end of one batch to the end of another the rate is exact. Where the
-    window contains no answer at all, the whole run counts: all clients were waiting until the end. The window
-    stays as it is where the last answer is the last before the server failed or hung.
+    Answers come a batch at a time, so a window of four batches that begins and ends anywhere is a quarter of a batch
+    off on average; from the end of one batch to the end of another the rate is exact. A window without any answer
+    becomes the whole run: all clients were waiting until the end. The window stays as it is where the last answer is
+    the last before the server failed or hung.
     """
     clients = samples.concurrency or 1
     done_ns = np.sort(samples.done_ns[samples.status == Status.OK])
@@ -400,9 +398,8 @@ def between_answers(samples: Samples, window: Window) -> Window:
 
 
 def counted_in(samples: Samples, window: Window) -> NDArray[np.bool_]:
-    """Return which requests count in a window, shape (len(samples),): those due in it. In a closed loop also
-    those of clients that waited from before the window until after it for an answer that failed, since such a
-    client sends nothing that is due in it."""
+    """Return which requests count in a window, shape (len(samples),): those due in it. In a closed loop also those that
+    were due before it and failed after it: meanwhile their clients sent nothing that is due in it."""
     due = window.holds(samples.due_ns)
     if samples.concurrency is None:
         return due
@@ -426,11 +423,11 @@ def _breaks_off(samples: Samples, window: Window, *, last_ns: int) -> bool:
 
 
 def mser5(values: NDArray[np.float64]) -> int | None:
-    """Return how many leading values to cut: batch means of five, truncated where the error of the mean is
-    smallest.
+    """Return how many leading values to cut by MSER-5: means of five values each, cut where the error of the mean of
+    the rest is smallest.
 
-    None: the best cut lies in the second half, so too few values are left. Fewer than 50 values: 0. Source:
-    White, Cobb & Spratt, "A comparison of five steady-state truncation heuristics" (WSC 2000).
+    None: the best cut lies in the second half, so too few values are left. Fewer than 50 values: 0. Source: White, Cobb
+    & Spratt, "A comparison of five steady-state truncation heuristics" (WSC 2000).
     """
     groups = len(values) // 5
     if groups < 10:
@@ -446,8 +443,9 @@ def mser5(values: NDArray[np.float64]) -> int | None:
 
 
 def parts_differ(values: NDArray[np.float64], cut: int) -> bool:
-    """Whether the means of values[:cut] and values[cut:] differ by more than the spread of blocks of a
-    twentieth within either part explains (Student's t above 4); False for fewer than 40 values."""
+    """Whether the means of values[:cut] and values[cut:] differ by more than chance explains (Student's t above 4),
+    judged by the spread between blocks of a twentieth of the values within either part; False for fewer than 40
+    values."""
     parts = 20
     if not 0 < cut < len(values) or len(values) < 2 * parts:
         return False

@@ -31,8 +31,10 @@ class Coded:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Coded:
         """Make a finding from `code` and `figures`, or from `code`, `text` and `advice`, as in older runs and --json.
+        Figures that are findings become `Coded` too.
 
-        Figures that are findings are made `Coded` too. Raises TypeError as `from_plain`.
+        Raises:
+            TypeError: not a finding.
         """
         figures = {name: text for name, text in values.items() if name in ("text", "advice")}
         for name, figure in from_plain(cls, values).figures.items():
@@ -78,7 +80,8 @@ def fields_to_plain(value: Any) -> dict[str, Any]:
 
 
 def complement(share: Any) -> Any:
-    """Return 1 - share, of a float or of an estimate with its interval, to 12 digits: so twice gives the share."""
+    """Return 1 - share, of a float or of an estimate with its interval, rounded to 12 digits: applied twice, it returns
+    the share."""
     if isinstance(share, float | int):
         return round(1.0 - share, 12)
     low, high = complement(share.high), complement(share.low)

@@ -59,9 +59,10 @@ def collect(
     directory: Path | None = None,
     root: Path = Path("/"),
 ) -> dict[str, Any]:
-    """Return the provenance of a run (machine, CPUs, GPUs, packages, git commit, `seed`) as plain types for JSON.
+    """Return the provenance of a run (machine, CPUs, GPUs, packages, git commit, `seed`) as plain types for JSON; None
+    for each value that cannot be found out.
 
-    `directory` (default: the current one) is where git runs; `root` is where /proc and /sys are looked for.
+    `directory`: where git runs; None: the current one. `root`: where /proc and /sys are read.
     """
     import psutil
 
@@ -94,10 +95,9 @@ def collect(
 
 
 def comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """List the differences that forbid comparing figures of two provenances, a sentence each; empty if there
-    are none.
+    """List the differences that forbid comparing figures of two provenances, a sentence each; []: there are none.
 
-    A value that only one side knows counts as a difference; one that neither knows does not.
+    A value that only one side knows counts as a difference; a value that neither knows does not.
     """
     differences = []
     for path in (("schema_version",), *_MUST_MATCH):

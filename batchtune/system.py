@@ -40,9 +40,10 @@ def schedulable_cores(*, root: Path = Path("/")) -> int:
 
 
 def quota_cpus(root: Path = Path("/")) -> float | None:
-    """Return the CPU time that the control groups allow, in CPUs (1.5: 1.5 s per second); None: no limit.
+    """Return the CPU time that the control groups allow, in CPUs (1.5: 1.5 s per second), the minimum over their
+    levels; None: no limit.
 
-    Of several levels the smallest counts. `root` is where /proc and /sys are looked for.
+    `root`: where /proc and /sys are read.
     """
     limits = []
     for group in control_groups(root):
@@ -55,22 +56,20 @@ def quota_cpus(root: Path = Path("/")) -> float | None:
 
 
 def usable_cpus(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> float:
-    """Return how many CPUs' worth of time a process gets on `cpus` (None: on those of this process).
-
-    The number of `cpus`, or the quota of the control groups where that is less.
-    """
+    """Return how many CPUs' worth of time a process gets on `cpus` (None: on those of this process): their number, or
+    the quota of the control groups if that is less."""
     count = float(len(schedulable_cpus() if cpus is None else cpus))
     quota = quota_cpus(root)
     return count if quota is None else min(count, quota)
 
 
 def usable_threads(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> int:
-    """Return how many threads keep `usable_cpus` busy: rounded up, at least 1."""
+    """Return how many threads keep the CPU time of `usable_cpus` busy: rounded up, at least 1."""
     return max(1, math.ceil(usable_cpus(cpus, root=root)))
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[Path]:
-    """Yield every directory, existing or not, that may limit this process, in both versions of control groups."""
+    """Yield every directory, existing or not, of a control group that may limit this process, in versions 1 and 2."""
     for line in (text_of(root / "proc/self/cgroup") or "0::/").splitlines():
         _, controllers, group = line.split(":", 2)
         mounts = [root / "sys/fs/cgroup"]
@@ -115,7 +114,8 @@ INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 
 
 def hear_interrupts() -> None:
-    """Make the signals that interrupt raise KeyboardInterrupt from now on; those that are ignored (nohup) stay so."""
+    """From now on, raise KeyboardInterrupt on every signal that interrupts; a signal that is ignored (nohup) stays
+    so."""
     for number in INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
@@ -130,10 +130,11 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Within the block, append the first interrupt's signal number to the yielded list instead of raising.
+    """Return a context manager in which a first interrupt raises nothing; its signal number is appended to the list
+    that is the context's value.
 
-    A second interrupt raises KeyboardInterrupt at once; further SIGHUPs are only appended. Off the main thread, which
-    hears no signals, the list stays empty.
+    A second interrupt raises KeyboardInterrupt at once; further SIGHUPs are only appended. In another thread than the
+    main one, which alone gets signals, the list stays empty.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -169,9 +170,9 @@ _OWNER: Final = "owner"
 
 
 class ScratchFolder:
-    """A new folder under the system's temporary one, at `path`.
+    """A new folder below the system's temporary one, at `path`.
 
-    Removed by `close`; where its process was killed, by the next one that makes a scratch folder.
+    It is removed by `close`; if its process was killed, by the next process that makes a scratch folder.
     """
 
     def __init__(self) -> None:

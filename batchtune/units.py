@@ -53,7 +53,7 @@ def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> floa
 
 
 def with_unit(number: object, units: tuple[str, str]) -> str:
-    """Return the hint for a number that lacks its unit, such as `write 20ms or 20s`."""
+    """Return a hint for a number without its unit, such as `write 20ms or 20s`."""
     return f"write {number}{units[0]} or {number}{units[1]}"
 
 
@@ -106,10 +106,8 @@ def rounded(value: float | None) -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """Format a number with three significant digits, trailing zeros included (`6.40`), for the ends of an interval.
-
-    Otherwise as `rounded`: `–` for None and nan, `unbounded` for infinity.
-    """
+    """Format a number with three significant digits, trailing zeros included (`6.40`), for the ends of an interval; `–`
+    for None and nan, `unbounded` for infinity."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -121,7 +119,8 @@ def three_digits(value: float | None) -> str:
 
 
 def rounded_duration(seconds: float) -> str:
-    """Format seconds in the unit that fits: `850 µs`, `20 ms`, `2.50 s`, `3 min 05 s`; nan and inf as `rounded`."""
+    """Format seconds in the unit that fits: `850 µs`, `20 ms`, `2.50 s`, `3 min 05 s`; `–` for nan, `unbounded` for
+    infinity."""
     if not math.isfinite(seconds):
         return rounded(seconds)
     shown_s = float(f"{seconds:.3g}")

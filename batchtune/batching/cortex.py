@@ -100,7 +100,8 @@ class _CortexReader:
         self._source = source
 
     def predictor(self, root: yaml.Node) -> _Entries:
-        """Return the keys of the predictor that batches, name -> node; where none does, those of the first.
+        """Return name -> node of the keys of the only predictor that batches; where no predictor does, those of the
+        first.
 
         Raises:
             BatchingParametersError: two predictors batch, or one has an unknown key.

@@ -41,8 +41,8 @@ class ServerWords:
     """The arguments of a server, which begin on line `line` of their source.
 
     `flags`: quoted for a shell, without those of ports, model and parameters file. `file`: path of the parameters file,
-    "" without one: as the arguments name it, or as found on this machine by `parse_docker_run` and
-    `parse_server_command`. `left_out`: a sentence for each flag that cannot be used.
+    as the arguments name it (`parse_docker_run`, `parse_server_command`: on this machine); "": none. `left_out`: a
+    sentence for each flag that cannot be used.
     """
 
     flags: str = ""
@@ -64,11 +64,11 @@ def names_server(text: str) -> bool:
 def parse_docker_run(text: str, *, source: str) -> ServerWords:
     """Read the server's flags and parameters file from the only `docker run` of a text, which may be a shell script.
 
-    A path with the working directory in it (`$PWD`, `$(pwd)`) or without a folder lies beside `source`.
+    A path that begins with the working directory (`$PWD`, `$(pwd)`) or has no folder is taken to lie beside `source`.
 
     Raises:
-        BatchingParametersError: `source:line: …`: a second command, one for a compose file, a command without an image,
-            a file that nothing mounts.
+        BatchingParametersError: `source:line: …`: a second command, a compose file, a command without an image, or a
+            file that is not in a mount.
     """
     text = _COMMENT.sub("", text)
     starts = list(_RUN.finditer(text))
@@ -96,8 +96,8 @@ def parse_server_command(text: str, *, source: str) -> ServerWords:
     """Read the server's flags and parameters file from the line of a shell script or service that starts it.
 
     Raises:
-        BatchingParametersError: `source:line: …`: no line begins with the server's program, or a second one does; a
-            path that only a shell can expand; a Triton's.
+        BatchingParametersError: `source:line: …`: no line or a second one begins with the server's program, a path
+            needs a shell to be expanded, or the server is a Triton.
     """
     text = _COMMENT.sub("", text)
     starts = list(re.finditer(_BEFORE + f"(?={_PROGRAMS})", text, re.MULTILINE))
@@ -116,14 +116,13 @@ def parse_server_command(text: str, *, source: str) -> ServerWords:
 
 
 def server_words(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerWords:
-    """Split the words of a server's command line, its program first, into flags, parameters file and what
-    cannot be used.
+    """Split the words of a server's command line, its program first, into flags, parameters file and what cannot be
+    used.
 
-    `in_container`: a path in a flag is one inside the container.
+    `in_container`: whether a path in a flag is a path inside the container, and so cannot be used.
 
     Raises:
-        BatchingParametersError: `source:line: …`: a Triton, or words that the server does not get as they
-            are.
+        BatchingParametersError: `source:line: …`: a Triton, or words that a shell would change first.
     """
     if any("tritonserver" in word for word in args):
         raise BatchingParametersError(

@@ -30,7 +30,7 @@ HASH = "\ue000"
 
 
 def format_flags(parameters: BatchingParameters | None) -> str:
-    """Write the parameters as flags on one line for a shell; for None `--enable_batching=false`."""
+    """Write the parameters as flags on one line for a shell; None: `--enable_batching=false`."""
     if parameters is None:
         return "--enable_batching=false"
     words = ["--enable_batching=true"]
@@ -39,8 +39,8 @@ def format_flags(parameters: BatchingParameters | None) -> str:
 
 
 def parse_flags(text: str, *, source: str, line: int = 1) -> BatchingFile:
-    """Read parameters from flags that begin on line `line`, quoted as for a shell; other flags are kept as settings of
-    the server.
+    """Read parameters from flags that begin on line `line`, quoted as for a shell; other flags become `settings`, flags
+    of the server.
 
     Raises:
         BatchingParametersError: `source:line: …`: no flag, a value of another type, a flag that is misspelt or given

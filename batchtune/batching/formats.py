@@ -43,10 +43,11 @@ _TRITON: Final = re.compile(
 
 
 def read_batching_file(path: Path) -> BatchingFile:
-    """Read the batching parameters of a file, whichever server it was written for.
+    """Read the batching parameters of a file in any of the known formats.
 
     Raises:
-        BatchingParametersError: it cannot be read; else as `parse_batching`.
+        BatchingParametersError: the file cannot be read, or has something that its server would not understand, refuse,
+            or do otherwise; then with file and line.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -58,10 +59,11 @@ def read_batching_file(path: Path) -> BatchingFile:
 
 
 def parse_batching(text: str, *, source: str) -> BatchingFile:
-    """Read the batching parameters of a text, whichever server it was written for; `source` names it in errors.
+    """Read the batching parameters of a text in any of the known formats; `source` names it in errors.
 
     Raises:
-        BatchingParametersError: `source:line: …` for what its server would not understand, refuse, or do otherwise.
+        BatchingParametersError: `source:line: …`: its server would not understand it, refuse it, or do otherwise than
+            it says.
     """
     try:
         file = _parsed(text, source)

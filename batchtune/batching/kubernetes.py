@@ -38,10 +38,11 @@ class ParametersFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """What manifests say: the parameters file (None: there is none), whether batching is on, the server's arguments.
+    """What manifests contain: the parameters file (None: there is none), whether batching is on, the server's
+    arguments.
 
-    `file_source` names the file in errors: the manifests' own name where the file is a literal block, because its text
-    is then padded to have the manifests' line numbers.
+    `file_source`: the file's name in errors; the manifests' own name where the file is a literal block, whose text is
+    then padded to have the manifests' line numbers.
     """
 
     file: ParametersFile | None
@@ -91,13 +92,13 @@ def format_kserve(configuration: Configuration, file: ParametersFile, *, model: 
 
 
 def digest_of(configuration: Configuration, file: ParametersFile) -> str:
-    """Return a digest of these parameters and flags: the value of the label by which pods with others are
-    told apart."""
+    """Return a digest of these parameters and flags, the value of the label that distinguishes pods with other ones."""
     return "p" + hashlib.sha256((file.text + repr(configuration.flags)).encode()).hexdigest()[:12]
 
 
 def kubernetes_name(model: str) -> str:
-    """Return the model's name as Kubernetes takes names: lower case, digits and dashes; "model" if nothing is left."""
+    """Return the model's name as Kubernetes allows names: lower case, digits and dashes; "model" if no character is
+    left."""
     name_characters_max = 50  # Kubernetes takes 63; a ConfigMap's name has nine more.
     plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:name_characters_max].strip("-")
     return plain or "model"
@@ -108,7 +109,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
 
     Raises:
         BatchingParametersError: no YAML, several files or servers, args that name a file which is in no ConfigMap, a
-            shell that starts the server, or nothing of a server.
+            shell that starts the server, or no server at all.
     """
     usual = ("batching_parameters.txt", "config.pbtxt")
     # Keys of which one is in every manifest that runs a server.

@@ -38,9 +38,11 @@ time) or run out of threads (the bundled server's most)."""
 
 
 def default_num_batch_threads(cpus: Collection[int] | None = None) -> int:
-    """Return TF Serving's default for `num_batch_threads`: how many CPUs the server may run on, whatever its quota.
+    """Return TF Serving's default for `num_batch_threads`: the number of CPUs that the server may run on, whatever its
+    quota.
 
-    `cpus`: those that the server is pinned to; None: those of this process, which a server started by it inherits.
+    `cpus`: numbers of those that the server is pinned to; None: those of this process, which a server started by it
+    inherits.
     """
     return len(schedulable_cpus() if cpus is None else cpus)
 
@@ -49,8 +51,8 @@ def default_num_batch_threads(cpus: Collection[int] | None = None) -> int:
 class BatchingParameters:
     """TF Serving's `BatchingParameters`; None or () means absent: the server's default applies.
 
-    `max_batch_size` is in rows, `max_enqueued_batches` counts the batches that wait, the open one included,
-    and `num_batch_threads` is how many batches run at once.
+    `max_batch_size` is in rows. `max_enqueued_batches` counts the batches that wait, including the open one.
+    `num_batch_threads` is how many batches run at once.
     """
 
     max_batch_size: int | None = None
@@ -121,8 +123,8 @@ class Configuration:
         return "; ".join([" ".join(words), *own])
 
     def of_model(self, name: str) -> Configuration:
-        """Return the configuration of one model of several: its own parameters with the shared threads; where
-        it has no parameters of its own, the whole configuration."""
+        """Return the configuration of one of several models: its own parameters with the shared threads; if it has none
+        of its own, the parameters of all."""
         own = dict(self.models).get(name)
         if own is None or self.batching is None:
             return replace(self, models=())
@@ -132,10 +134,10 @@ class Configuration:
         )
 
     def in_force(self, name: str, *, cpus: Collection[int] | None = None) -> Any:
-        """Return the value that a parameter or flag has, else the server's default; None: unknown.
+        """Return the value of a parameter or flag; one that is not set has the server's default. None: unknown.
 
-        `name`: of one of several models `MODEL:NAME`. `cpus`: those that the server may run on (`target.cpus`),
-        by whose number num_batch_threads defaults; None: those of this process.
+        `name`: `MODEL:NAME` for a parameter of one of several models. `cpus`: numbers of the CPUs that the server may
+        run on (`target.cpus`), whose count is the default of num_batch_threads; None: those of this process.
         """
         model, _, name = name.rpartition(":")
         if model:
@@ -154,27 +156,34 @@ class Configuration:
         return value
 
     def threads(self, cpus: Collection[int] | None = None) -> int:
-        """Return how many batches run at once; without batching, how many requests. `cpus`: as `in_force`."""
+        """Return how many batches run at once; without batching, how many requests.
+
+        `cpus`: numbers of the CPUs that the server may run on, from which the default follows; None: those of this
+        process.
+        """
         threads = int(self.in_force("num_batch_threads", cpus=cpus))
         # Without batching TensorFlow Serving and the bundled server run four requests at once for each CPU.
         return 4 * threads if self.batching is None and not self.instances_flag else threads
 
     def word(self, name: str) -> str:
-        """Return the server's own name for a batching parameter; the name unchanged where it has no other."""
+        """Return the server's own name for a batching parameter; `name` where it has no other."""
         if self.dialect == "triton":
             return triton_words.WORDS.get(name, name)
         return next((word for ours, word, _ in self.words if ours == name), name)
 
     def in_its_unit(self, name: str, value: Any) -> Any:
-        """Return a batching parameter's value, given in TensorFlow Serving's unit, in the server's own unit."""
+        """Convert a batching parameter's value from TensorFlow Serving's unit to the server's own."""
         units = next((units for ours, _, units in self.words if ours == name), 1)
         if units == 1 or not isinstance(value, int):
             return value
         return value // units if value % units == 0 else value / units
 
     def server_values(self, rows_per_request: int = 1) -> dict[str, Any]:
-        """Return the settings of a server of kind http, its own name -> value; without batching each request
-        is a batch."""
+        """Return the settings for a server of kind http, its own name -> value; no batching is written as batches of
+        one request.
+
+        `rows_per_request`: rows of such a batch.
+        """
         if self.batching is None:
             ours: dict[str, Any] = {"max_batch_size": rows_per_request, "batch_timeout_micros": 0}
         else:
@@ -185,11 +194,12 @@ class Configuration:
 
     @property
     def instances_flag(self) -> str:
-        """Name of the flag that bounds, without batching, the requests that run at once; "" where nothing does."""
+        """Name of the flag that bounds, without batching, the requests that run at once; "": there is no such flag."""
         return {"triton": triton_words.INSTANCES, "http": "num_batch_threads"}.get(self.dialect, "")
 
     def flag_word(self, name: str) -> str:
-        """Return a flag's name as it is written: `--name`; a setting of Triton's model configuration without dashes."""
+        """Return a flag's name as it is written: `--name`; for a setting of Triton's model configuration without
+        dashes, for kind http the server's own name."""
         if self.dialect == "http":
             return self.word(name)
         is_setting = name in triton_words.SETTINGS or name == triton_words.INSTANCES
@@ -199,7 +209,8 @@ class Configuration:
     def server_flags(self) -> dict[str, str]:
         """The flags that the server is started with, name without dashes -> value.
 
-        Without settings of Triton's model configuration; {} for kind http, whose parameters go as `target.set` says.
+        Settings of Triton's model configuration are left out; {} for kind http, whose parameters go as `target.set`
+        says.
         """
         if self.dialect == "http":
             return {}
@@ -217,8 +228,8 @@ class Configuration:
         return fields if self.dialect == "tfserving" else {**fields, "dialect": self.dialect}
 
     def in_its_words(self) -> dict[str, Any]:
-        """Return `batching` and `flags` as `to_dict` does, under the names and in the units of a server of kind http:
-        for readers of --json, who do not know ours."""
+        """Return {"batching": …, "flags": …} in the form of `to_dict`, but with the names and units of a server of kind
+        http: for readers of --json, who do not know ours."""
         fields = self.to_dict()
         flags = {self.word(name): text for name, text in self.flags}
         if self.batching is not None:
@@ -228,7 +239,7 @@ class Configuration:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Configuration:
-        """Make a configuration from what `to_dict` returned.
+        """Make a configuration from the result of `to_dict`.
 
         Raises:
             BatchingParametersError: a name or a value that cannot be a batching parameter.
@@ -257,10 +268,10 @@ class Configuration:
 
 
 def server_defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
-    """Return parameter name -> the server's default; `cpus` are the CPUs that it may run on (None: those of this
-    process).
+    """Return parameter name -> the server's default; `cpus`: numbers of the CPUs that it may run on (None: those of
+    this process).
 
-    Servers of other dialects (Triton, kind http) have one instance and a queue without bound.
+    Servers of other dialects than tfserving have one instance, and a queue without a limit.
     """
     is_ours = dialect == "tfserving"
     return {
@@ -302,10 +313,10 @@ def validate(parameters: BatchingParameters) -> None:
 
 
 def require_sensible(parameters: BatchingParameters) -> None:
-    """Check parameters that somebody wrote into a file: as `validate`, and no number beyond `SENSIBLE_MOST`.
+    """Check parameters that somebody wrote into a file: the rules of `validate`, and no number beyond `SENSIBLE_MOST`.
 
     Raises:
-        BatchingParametersError: no server accepts it, or a number is beyond `SENSIBLE_MOST`.
+        BatchingParametersError: no server accepts them, or a number is beyond `SENSIBLE_MOST`.
     """
     for name, most in SENSIBLE_MOST.items():
         value = getattr(parameters, name)
@@ -344,10 +355,10 @@ def from_dict(mapping: Mapping[str, Any]) -> BatchingParameters:
 
 
 def require_ports(flags: Mapping[str, Any]) -> None:
-    """Check the values of those flags that are ports; names with or without dashes.
+    """Check the values of those of the flags that are ports; names with or without dashes.
 
     Raises:
-        BatchingParametersError: a value is not 0 to 65535.
+        BatchingParametersError: a port is not 0 to 65535.
     """
     for name, value in flags.items():
         if name.lstrip("-") in PORT_FLAGS and not (str(value).isdecimal() and int(str(value)) < 2**16):
@@ -355,7 +366,8 @@ def require_ports(flags: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(word: object, known: Iterable[str], *, otherwise: str = "known are") -> str:
-    """Return a hint that names the known word nearest to `word`; where none is near, `otherwise` and all words."""
+    """Return a hint that names the known word nearest to `word`; where no word is near, `otherwise` and all known
+    words."""
     names = list(known)
     near = get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise}: {', '.join(names)}"
@@ -436,7 +448,7 @@ def _meant(text: str) -> Any:
 
 
 def flag_text(value: object) -> str:
-    """Write a value as a command line has it: true, false, or items with commas between."""
+    """Write a value as on a command line: true, false, or items with commas between them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(flag_text, value)) if isinstance(value, list | tuple) else str(value)
@@ -454,7 +466,7 @@ UINT32_MAX: Final = 2**32 - 1
 class BatchingFile:
     """The content of a file of batching parameters.
 
-    `enabled`: False where batching is off; the parameters then only apply once it is switched on. `settings`: Triton's
+    `enabled`: False where batching is off; the parameters then apply only when it is switched on. `settings`: Triton's
     own fields of `dynamic_batching`, or flags of the server, as a scenario writes them. `notes`: a sentence for each
     thing in the file that is not used.
     """
@@ -466,12 +478,12 @@ class BatchingFile:
     notes: tuple[str, ...] = ()
 
     def knobs(self, *, on_triton: bool, rows_per_request: int = 1) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return (parameters, notes): name -> value for a scenario's `fixed`, for a Triton or else for
-        TensorFlow Serving.
+        """Return (parameters, notes): name -> value for a scenario's `fixed`, and a sentence on each thing that the
+        server does not have.
 
-        notes: a sentence on each thing that this server has no counterpart for. A limit on waiting requests
-        becomes one on waiting batches and the other way round, each at least 1; where the file has none, a
-        note says that the other server's default differs.
+        `on_triton`: whether they are for a Triton; False: for TensorFlow Serving. A limit on waiting requests becomes a
+        limit on waiting batches and vice versa, each at least 1; where the file has no limit, a note says that the
+        other server's default differs.
 
         Raises:
             BatchingParametersError: a Triton's file without `max_batch_size`, for TensorFlow Serving.
@@ -517,7 +529,7 @@ class BatchingFile:
 
 
 def requests_a_batch(max_batch_size: int | None, rows_per_request: int) -> int:
-    """Return how many requests fill a batch, at least 1; `max_batch_size` None is TensorFlow Serving's default."""
+    """Return how many requests fill a batch, at least 1; `max_batch_size` None: TensorFlow Serving's default."""
     return max(1, (max_batch_size or DEFAULT_MAX_BATCH_SIZE) // rows_per_request)
 
 
@@ -552,7 +564,7 @@ def parse_length_buckets(given: object) -> Boundaries:
     """Read boundaries from "32,64,128", a list or a single length; "none", "" and () become (), "auto" stays "auto".
 
     Raises:
-        BatchingParametersError: anything else, boundaries that do not rise, or too many.
+        BatchingParametersError: any other value, boundaries that do not rise, or too many.
     """
     if isinstance(given, str) and given.strip() == AUTO_BUCKETS:
         return AUTO_BUCKETS
@@ -588,12 +600,12 @@ def rounded_up(length: int) -> int:
 
 
 def boundaries_for(rows_by_length: Mapping[int, int], most: int = BUCKETS_MOST) -> tuple[int, ...]:
-    """Choose the boundaries of at most `most` length buckets with the fewest elements, padding included, for
-    these requests.
+    """Choose the boundaries of at most `most` length buckets so that these requests have the fewest elements, padding
+    included.
 
-    `rows_by_length`: length -> rows. Fewer buckets are chosen where more would save at most BUCKETS_PAY_FROM of the
-    elements. The last bucket takes what is longer than the last boundary, so n buckets have n - 1 boundaries;
-    () for one bucket.
+    `rows_by_length`: length -> number of rows. Fewer buckets are chosen where more would save at most BUCKETS_PAY_FROM
+    of the elements. The last bucket takes lengths above the last boundary, so that n buckets have n - 1 boundaries; ():
+    one bucket.
     """
     import numpy as np
 

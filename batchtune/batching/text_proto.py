@@ -42,9 +42,9 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The fields of a sub-message (or of the whole text), in order, repeated ones repeated.
+    """The fields of a sub-message (or of the whole text), in order; a repeated field occurs several times.
 
-    `empty_lists` are the names and lines of `name: []`, which leave no field.
+    `empty_lists`: names and lines of `name: []`, which gives no field.
     """
 
     fields: tuple[Field, ...]
@@ -54,7 +54,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One value of a field; a list `[a, b]` has been taken apart into one field each, `listed` being true."""
+    """One value of a field. A list `[a, b]` gives one Field for each value, with `listed` True."""
 
     name: str
     value: Scalar | Message
@@ -84,10 +84,10 @@ def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingPar
 
 
 def whole_number(field: Field, *, source: str, least: int = -(2**63), most: int = 2**63 - 1) -> int:
-    """Return the field's value as an integer: decimal, `0x…` or octal with a leading 0, as protobuf reads them.
+    """Return the field's value as an integer: decimal, `0x…` or octal with a leading 0, as in protobuf.
 
     Raises:
-        BatchingParametersError: it is no integer, or not in `least` to `most`.
+        BatchingParametersError: the value is no integer, or not in `least` to `most`.
     """
     value = field.value
     expected = "a whole number" if most == 2**63 - 1 else f"{least} to {most}"
@@ -107,7 +107,7 @@ def boolean(field: Field, *, source: str) -> bool:
     """Return the field's value as a bool: `true`, `True`, `t`, `1` and their opposites.
 
     Raises:
-        BatchingParametersError: it is anything else.
+        BatchingParametersError: the value is any other.
     """
     value = field.value
     if isinstance(value, Scalar) and value.kind != "string":
@@ -136,9 +136,9 @@ def message(field: Field, *, source: str) -> Message:
 def values_of(
     block: Message, kinds: Mapping[str, Callable[..., Any]], *, source: str, of: str
 ) -> dict[str, Any]:
-    """Return the values of a message's fields by name, of a repeated field the last one.
+    """Return name -> value of a message's fields; of a repeated field the last value.
 
-    `kinds` maps each name to the function that reads the field, such as `boolean` or `string`.
+    `kinds`: name -> the function that reads the field, such as `boolean` or `string`.
 
     Raises:
         BatchingParametersError: a field that the message `of` does not have, or a value of another type.

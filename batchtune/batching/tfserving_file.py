@@ -27,9 +27,8 @@ from batchtune.batching.triton_config import format_triton
 
 
 def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingParameters:
-    """Read a batching parameters file, as TF Serving's protobuf parser does.
-
-    Rules between values are not checked here but by `validate`.
+    """Read a batching parameters file, as TF Serving's protobuf parser does; `validate` checks the rules between
+    values.
 
     Raises:
         BatchingParametersError: `source:line: …`: no text proto, an unknown parameter, a value of another form; for
@@ -147,14 +146,13 @@ def rendered(
     rows_per_request: int = 1,
     file: ParametersFile | None = None,
 ) -> str:
-    """Write a configuration in the dialect of a server or tool; a comment names what the dialect cannot
-    express.
+    """Write a configuration in the dialect of a server or tool; a comment names what the dialect cannot express.
 
-    `model`: the name that it is served by. `file`: the file that the server reads, for `k8s` and `kserve`;
-    None: TensorFlow Serving's parameters file.
+    `model`: the name under which it is served. `file`: the file that the server reads, for `k8s` and `kserve`; None:
+    TensorFlow Serving's parameters file.
 
     Raises:
-        BatchingParametersError: the dialect cannot express the configuration.
+        BatchingParametersError: the dialect cannot express the configuration at all.
     """
     batching, flags = configuration.batching, configuration.flags
     match dialect:
@@ -181,10 +179,8 @@ def rendered(
 
 
 def parameters_file(configuration: Configuration) -> ParametersFile:
-    """Make TensorFlow Serving's parameters file of a configuration, with a comment that says what is in it.
-
-    Without batching there are no parameters, and the file has the comment only.
-    """
+    """Make TensorFlow Serving's parameters file for a configuration; it begins with a comment that describes the
+    configuration. Without batching the file has comments only."""
     comment = f"# batchtune: {' '.join(configuration.label().split())}\n"
     if configuration.batching is None:
         text = "# Leave out --enable_batching; with it this file would mean the server's defaults.\n"
@@ -194,5 +190,5 @@ def parameters_file(configuration: Configuration) -> ParametersFile:
 
 
 def without_counterpart(flags: Sequence[tuple[str, str]], server: str) -> str:
-    """Write a comment line for each of these flags, which `server` does not have."""
+    """Write a comment line for each of these flags, which says that `server` has no such flag."""
     return "".join(f"# --{name}={value} has no counterpart in {server}\n" for name, value in flags)

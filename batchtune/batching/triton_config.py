@@ -34,8 +34,8 @@ from batchtune.errors import BatchingParametersError
 class FoundBatching:
     """The batching part of a model's configuration as it was found on the server.
 
-    `dynamic_batching` False: every request is executed by itself. `preferred_batch_size` is empty where Triton filled
-    in its default, the maximum. `instance_count` is the count of each instance group; where they differ, the largest.
+    `dynamic_batching` False: every request is executed by itself. `preferred_batch_size`: () where Triton filled in its
+    default, the maximum. `instance_count`: the maximum over the instance groups.
     """
 
     max_batch_size: int
@@ -92,9 +92,10 @@ def found_batching(config: Mapping[str, Any]) -> FoundBatching:
 def configuration_as_found(
     server_batching: FoundBatching, *, flags: tuple[tuple[str, str], ...] = (), batching: bool = True
 ) -> Configuration:
-    """Make a Configuration of the batching found.
+    """Return the batching that was found as a Configuration.
 
-    `batching`: whether to switch the dynamic batcher on where it was off; else `Configuration.batching` is None there.
+    `batching`: whether a dynamic batcher that is off is switched on in it; False: `Configuration.batching` is then
+    None.
     """
     if not (batching or server_batching.dynamic_batching):
         instances = (INSTANCES, str(server_batching.instance_count))
@@ -116,13 +117,11 @@ def configuration_as_found(
 
 
 def with_batching(config: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """Return a model's configuration with its batching part replaced by that of `configuration`; everything
-    else is unchanged.
+    """Return a model's configuration with its batching part replaced by that of `configuration`, all else unchanged.
 
-    `preferred_batch_size` is written only where the configuration names sizes: Triton's own filled-in default
-    follows `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) are
-    kept unless named. Instance groups with different counts are kept where the largest count is the
-    configuration's.
+    `preferred_batch_size` is written only if the configuration names sizes: Triton's own filled-in default follows
+    `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named.
+    Instance groups with different counts stay if the largest count is the configuration's.
     """
     changed = copy.deepcopy(dict(config))
     settings = {name: text for name, text in configuration.flags if name in SETTINGS}
@@ -150,9 +149,9 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
 
 
 def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[str, ...]:
-    """List the fields of the model's dynamic batcher that `configuration` would leave out, as `name value`.
+    """Return `name value` of each field of the model's dynamic batcher that applying `configuration` would remove.
 
-    Without the delay, and without fields that have protobuf's default, which Triton spells out.
+    The delay is left out, and fields with protobuf's default, which Triton spells out.
     """
     before = {"preferred_batch_size": sizes_text(found_batching(config).preferred_batch_size)}
     for name, value in (config.get("dynamic_batching") or {}).items():
@@ -172,12 +171,12 @@ def _said(value: Any) -> str:
 
 
 def other_batching(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Describe the batching that a model runs with where it is not the `wanted` one; "" where it is.
+    """Describe the batching that a model runs with if it differs from the `wanted` one; "": it does not.
 
     A field that Triton leaves out has protobuf's default.
 
     Raises:
-        BatchingParametersError: as `found_batching`.
+        BatchingParametersError: the model has no batch dimension, or another batcher than the dynamic one.
     """
     runs = found_batching(config)
     if runs != found_batching(wanted):
@@ -275,10 +274,10 @@ _MAPS: Final = frozenset(
 
 
 def format_triton(parameters: BatchingParameters | None, *, rows_per_request: int = 1) -> str:
-    """Write the batching part of a `config.pbtxt`; for None one without a dynamic batcher.
+    """Write the batching part of a `config.pbtxt`; `parameters` None: one without a dynamic batcher.
 
     An absent `max_batch_size` is written as TF Serving's default, because Triton's own means "no batches".
-    `rows_per_request` turns the limit on waiting batches into Triton's on waiting requests (at least 1).
+    `rows_per_request` is used to convert the limit on waiting batches into Triton's on waiting requests (at least 1).
     """
     if parameters is None:
         return "# no dynamic_batching block: every request is executed by itself\n"

@@ -382,9 +382,10 @@ def measure(
 ) -> Measurement:
     """Sum up one run: its figures over the window, its verdict by `slo` (None: no verdict), its caveats.
 
-    `window`: None: from `warm_up_s` to `duration_s`, the schedule's length with its warm-up (None: to the last request
-    due). `activity`: what the server counted during the run. `client_max_rps`: the rate at which the client can send to
-    a null server. `notes`: further caveats, such as the host's and those of `warm_up_caveats`.
+    `window`: the measured window; None: from `warm_up_s` to `duration_s`, the schedule's length with its warm-up (None:
+    to the last request due). `activity`: what the server counted during the run; None: unknown. `client_max_rps`: the
+    rate at which the client can send to a null server; None: unknown. `notes`: further caveats, such as the host's and
+    those of `warm_up_caveats`.
     """
     window = window or window_of(samples, warm_up_s=warm_up_s, duration_s=duration_s)
     activity = None if activity is None else _while_loaded(activity, samples.wall_s)

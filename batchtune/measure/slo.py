@@ -102,8 +102,8 @@ def strict_decision(
 def times_longer(
     requests: int, misses: int, allowed_miss_ratio: float, *, design_effect: float
 ) -> float | None:
-    """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None: more than
-    100 times, which is no advice.
+    """Estimate how many times as long a run like this must last for a PASS or a FAIL, in steps of 25 %; None: even 100
+    times as long is not enough, so that there is nothing to advise.
 
     Assumes that misses go on at this ratio and come together as before (`design_effect`).
     """

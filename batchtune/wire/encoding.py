@@ -13,7 +13,8 @@ _Value = TypeVar("_Value")
 
 
 class Memo(dict[_Key, _Value]):
-    """A dict that `keep` empties when it has `entries_max` entries: clients choose the keys, so it must be bounded."""
+    """A dict of at most `entries_max` entries; `keep` empties it when it is full: clients choose the keys, so it must
+    be bounded."""
 
     __slots__ = ("_entries_max",)
 
@@ -40,9 +41,11 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """Decode the varint at `position`; returns (number, position after it).
+    """Decode the varint at `position`; return (number, position after it).
 
-    Raises IndexError where the message ends within it, ValueError where it has more than 10 bytes.
+    Raises:
+        IndexError: the message ends within the varint.
+        ValueError: it has more than 10 bytes.
     """
     value = shift = 0
     while True:
@@ -57,7 +60,12 @@ def read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def read_varints(packed: bytes) -> list[int]:
-    """Return all numbers of a packed repeated field; raises as `read_varint`."""
+    """Return all numbers of a packed repeated field.
+
+    Raises:
+        IndexError: the bytes end within a number.
+        ValueError: a number has more than 10 bytes.
+    """
     numbers, position = [], 0
     while position < len(packed):
         number, position = read_varint(packed, position)
@@ -102,7 +110,8 @@ _SCALARS = {
 
 
 def add_messages(file: FileDescriptorProto, declarations: Sequence[str]) -> None:
-    """Add message types to `file` in place, without protoc; raises ValueError for a field not declared as below.
+    """Add message types to `file` in place, without protoc; raises ValueError for a field that is declared in another
+    way.
 
     A declaration is `Name: kind field=1, …`; `kind* field=2` is a repeated field. A kind is a scalar of protobuf, or a
     message of the same package.

@@ -46,17 +46,17 @@ class Http1Events(Protocol):
         """Called when the answer is complete; `body` is None unless `send` asked for it or the status is not 200."""
 
     def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
-        """Called when the connection is gone; `tag` is the request left without an answer, or NO_TAG."""
+        """Called when the connection is gone; `tag`: the request that gets no answer, or NO_TAG."""
 
 
 class Http1ClientConnection(asyncio.Protocol):
     """One connection with at most one request in flight.
 
     `reusable`: whether it takes requests; False before the connection is up, once a close was announced, and when
-    closed. `tag`: that of the request in flight, else NO_TAG. `malformed`: how the server broke the protocol ("" if it
-    did not); the connection then closes. `retry_after`: whether the last answer with another status than 200 had such a
-    header. `streams`: `events.piece` gets the body of an answer with status 200 piece by
-    piece, except where its head is in `heads`.
+    closed. `tag`: that of the request in flight, else NO_TAG. `malformed`: how the server broke the protocol ("": it
+    did not); the connection then closes. `retry_after`: whether the last answer with another status than 200 had a
+    Retry-After. `streams`: `events.piece` gets the body of an answer with status 200 piece by piece, unless its head is
+    in `heads`.
     """
 
     __slots__ = (
@@ -234,8 +234,8 @@ class _AnswerReader:
 
     @property
     def head_to_learn(self) -> bytes | None:
-        """The head, to be added to `AnswerHeads`; None unless it and Content-Length account for all bytes of a
-        keep-alive answer, and where it has a Retry-After."""
+        """The head, to be added to `AnswerHeads`; None: it has a Retry-After, or it and Content-Length do not account
+        for all bytes of a keep-alive answer."""
         whole_bytes = len(self._first_piece_head) + self.body_bytes
         exact = self._declared_length == self.body_bytes and whole_bytes == self._fed_bytes
         return self._first_piece_head if exact and self.keep_alive and not self.retry_after else None

@@ -155,7 +155,7 @@ def read_goaway(payload: bytes) -> tuple[int, int, str]:
 
 
 def read_increment(payload: bytes) -> int:
-    """Read a WINDOW_UPDATE's increment, 0 to 2^31-1."""
+    """Return the increment of a WINDOW_UPDATE, 0 to 2^31-1."""
     return int.from_bytes(payload) & LARGEST_WINDOW
 
 
@@ -175,7 +175,7 @@ def without_padding(payload: bytes, flags: int) -> bytes:
 
 
 class PartialFrame:
-    """Holds the beginning of a frame until the rest arrives; copies each byte twice, however small the pieces."""
+    """Stores the beginning of a frame until the rest arrives; copies each byte twice, however small the pieces."""
 
     __slots__ = ("held", "need")
 
@@ -184,7 +184,7 @@ class PartialFrame:
         self.need = 0
 
     def join(self, data: bytes) -> bytes:
-        """Add the bytes that arrived. Returns b"" while the frame is incomplete, then all bytes held."""
+        """Add the bytes that arrived. Return b"" while the frame is incomplete, then all stored bytes."""
         held = self.held
         held += data
         if len(held) < self.need:
@@ -194,7 +194,7 @@ class PartialFrame:
         return whole
 
     def keep(self, data: bytes, used: int) -> None:
-        """Hold data[used:], the beginning of a frame; raises PeerError if that is larger than we accept."""
+        """Store data[used:], the beginning of a frame; raises PeerError if that frame is larger than we accept."""
         held = self.held
         held += memoryview(data)[used:]
         self.need = HEADER_BYTES
@@ -208,7 +208,7 @@ class PartialFrame:
 class HeaderBlock:
     """Joins a header block that comes in several frames.
 
-    `stream_id`: of the block that is incomplete, 0 without one; `flags`: those of the HEADERS frame that began it.
+    `stream_id`: stream of the incomplete block, 0: there is none. `flags`: those of the HEADERS frame that began it.
     """
 
     __slots__ = ("_block", "_block_bytes_max", "_frames", "flags", "stream_id")
@@ -222,13 +222,13 @@ class HeaderBlock:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held of a block that is incomplete."""
+        """Bytes stored of an incomplete block; 0: there is none."""
         return len(self._block)
 
     def add(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bytes | None:
-        """Add a HEADERS or CONTINUATION frame. Returns the block once it is whole, else None.
+        """Add a HEADERS or CONTINUATION frame. Return the block when it is whole, else None.
 
-        Raises PeerError for a frame out of order and for a block too large or in too many frames.
+        Raises PeerError for a frame out of order, and for a block that is too large or in too many frames.
         """
         if kind == CONTINUATION:
             if not self.stream_id or stream_id != self.stream_id:
@@ -269,10 +269,10 @@ class _Body:
 class OutgoingFlow:
     """The peer's receive windows, as the sender counts them, and the bodies that wait for them.
 
-    `window`: bytes that the connection's window allows; `at_once`: largest body that a stream not waiting may send in
-    one DATA frame, -1 while any waits. Fast path of both ends: a body of n bytes with `n <= flow.window and n <=
-    flow.at_once` may be written in one frame; the writer then takes n off `window`. All else goes through `queue` and
-    `pump`.
+    `window`: bytes that the connection's window allows; `at_once`: largest body that a stream without a waiting body
+    may send in one DATA frame, -1 while any stream's body waits. Fast path of both ends: a body of n bytes with `n <=
+    flow.window and n <= flow.at_once` may be written in one frame; the writer then subtracts n from `window`. All else
+    goes through `queue` and `pump`.
     """
 
     __slots__ = ("_frame_bytes", "_ready", "_waiting", "at_once", "initial_window", "queued_bytes", "window")
@@ -296,7 +296,7 @@ class OutgoingFlow:
         return stream_id in self._waiting
 
     def extend(self, stream_id: int, data: bytes, tail: bytes | None) -> None:
-        """Append data to a stream's body, which waits already, and replace the tail of the body."""
+        """Append data to a body of this stream that already waits, and replace the frames that follow it by `tail`."""
         body = self._waiting[stream_id]
         if data:
             if body.later is None:
@@ -318,7 +318,7 @@ class OutgoingFlow:
         self.at_once = -1
 
     def drop(self, stream_id: int) -> bool:
-        """Forget what is left of a stream's body. Returns whether there was any."""
+        """Discard what is left of a stream's body. Return whether any was left."""
         body = self._waiting.pop(stream_id, None)
         if body is None:
             return False
@@ -328,9 +328,10 @@ class OutgoingFlow:
         return True
 
     def pump(self, out: list[bytes]) -> list[int]:
-        """Append to `out` all frames that the windows allow, oldest stream first; returns the ids of finished streams.
+        """Append to `out` all frames that the windows allow, the oldest stream's first; return the ids of the finished
+        streams.
 
-        Streams whose own window is closed are not looked at: a client may keep thousands of them.
+        Streams whose own window is closed are not looked at: a client may have thousands of them.
         """
         finished: list[int] = []
         closed: list[int] = []
@@ -376,7 +377,7 @@ class OutgoingFlow:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "connection window above 2^31-1")
 
     def grow_stream(self, stream_id: int, increment: int) -> bool:
-        """Apply a WINDOW_UPDATE to a stream that waits; returns False where its window then exceeds 2^31-1."""
+        """Apply a WINDOW_UPDATE to a stream whose body waits; return False if its window then exceeds 2^31-1."""
         body = self._waiting[stream_id]
         body.window += increment
         if body.window > 0:
@@ -384,9 +385,10 @@ class OutgoingFlow:
         return body.window <= LARGEST_WINDOW
 
     def set_initial_window(self, size: int) -> None:
-        """Apply SETTINGS_INITIAL_WINDOW_SIZE: windows of streams that wait change by the difference (RFC 9113 §6.9.2).
+        """Apply SETTINGS_INITIAL_WINDOW_SIZE: the windows of streams whose body waits change by the difference (RFC
+        9113 §6.9.2).
 
-        Raises PeerError where one then exceeds 2^31-1.
+        Raises PeerError if a window then exceeds 2^31-1.
         """
         change = size - self.initial_window
         self.initial_window = size
@@ -473,7 +475,8 @@ def _string(value: bytes) -> bytes:
 
 
 def new_decoder(*, table_bytes: int, header_list_bytes: int) -> hpack.Decoder:
-    """Make a decoder for a peer that may keep a dynamic table of `table_bytes`; fields may take `header_list_bytes`."""
+    """Make a decoder for a peer with a dynamic table of at most `table_bytes`; the fields of a block may take
+    `header_list_bytes`."""
     decoder = hpack.Decoder(max_header_list_size=header_list_bytes)
     decoder.header_table_size = table_bytes
     decoder.max_allowed_table_size = table_bytes

@@ -47,10 +47,10 @@ class Packed:
     """A compressed request.
 
     `wbits`: GZIP, or 15 for deflate. `bytes_max`: most bytes that may come out. `go_on(outcome, release)` is called
-    once; `release()` has to be called when the request is answered. `is_gone()`: whether nobody waits for the answer;
-    may be called on the thread. `put_off()`, called before the work: whether the client has to read answers first; the
-    request is then dropped here, and its caller starts it again later. `heeds_end`: whether the length at the end of a
-    gzip is believed.
+    once; `release()` has to be called when the request is answered. `is_gone()`: whether no client waits for the answer
+    any more; may be called on the inflating thread. `put_off()`, called before a request is inflated on that thread:
+    whether the client has to read answers first; the request is then dropped here, and its caller starts it again
+    later. `heeds_end`: whether the length at the end of a gzip is believed.
     """
 
     content: bytes
@@ -63,7 +63,7 @@ class Packed:
 
     @property
     def plain_bytes_max(self) -> int:
-        """Most bytes that can come out; of a gzip whose end is believed, the length that is written there."""
+        """Most bytes that can come out; for a gzip whose end is believed at most the length written there."""
         ratio_max = 1_032  # deflate's: 258 bytes for 2 bits
         bytes_max = min(self.bytes_max, ratio_max * len(self.content))
         if self.wbits != GZIP or not self.heeds_end:
@@ -75,8 +75,9 @@ class Packed:
 class Inflating:
     """Inflates the requests of a port; only for the thread of one event loop.
 
-    `waiting_bytes`: compressed bytes of requests that wait or are being inflated. `held_bytes`: inflated bytes, real or
-    expected, of requests that are not answered. `unsent`: the answers that clients have not read, which take room too.
+    `waiting_bytes`: compressed bytes of requests that wait or are being inflated. `held_bytes`: inflated bytes, actual
+    or expected, of requests that are not answered. `unsent`: the answers that clients have not read, which need memory
+    too.
     """
 
     def __init__(self, unsent: SharedBytes | None = None) -> None:
@@ -87,10 +88,10 @@ class Inflating:
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, packed: Packed) -> None:
-        """Inflate a request now if it is small, else on a thread once there is room.
+        """Inflate a request now if it is small, else on a thread as soon as there is room.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED while too much waits.
+            StatusError: RESOURCE_EXHAUSTED, since too many bytes wait.
         """
         size = len(packed.content)
         quick_packed_bytes_max = 1 << 10

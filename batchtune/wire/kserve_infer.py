@@ -57,7 +57,8 @@ def encode_infer_json(inputs: Mapping[str, NDArray[Any]], *, binary: bool = Fals
 def json_length(body: bytes) -> int:
     """Return the length, in bytes, of the JSON at the start of a body, after which binary data may follow.
 
-    This is the value of the header `JSON_LENGTH_HEADER`, found without it. Raises ValueError where there is no JSON.
+    It equals the value of the header `JSON_LENGTH_HEADER`, but is found from the body. Raises ValueError where there is
+    no JSON.
     """
     start = len(body) - len(body.lstrip(_WHITESPACE))
     try:
@@ -69,10 +70,10 @@ def json_length(body: bytes) -> int:
 
 
 def decode_infer_json(body: bytes) -> dict[str, NDArray[Any]]:
-    """Read the answer of a REST infer call, with or without binary data, into outputs by name.
+    """Read the answer of a REST infer call, with or without binary data: output name -> array.
 
-    Bare NaN and Infinity are accepted, as Triton writes them. Raises ValueError for anything that is not such an
-    answer; a server's `{"error": …}` becomes the text of the ValueError.
+    Bare NaN and Infinity are accepted, as Triton writes them. Raises ValueError for any other text; a server's
+    `{"error": …}` becomes the text of the ValueError.
     """
     end = json_length(body)
     try:
@@ -108,7 +109,8 @@ def encode_infer_request(
 
 
 def decode_infer_response(message: bytes) -> dict[str, NDArray[Any]]:
-    """Parse a ModelInferResponse, raw or typed, into its outputs by name; raises ValueError when it is not one."""
+    """Parse a ModelInferResponse with raw or typed contents: output name -> array; raises ValueError for other
+    bytes."""
     try:
         response = ModelInferResponse.FromString(message)
     except DecodeError as error:
@@ -219,7 +221,7 @@ def to_raw(array: NDArray[Any]) -> bytes:
 
 
 def from_raw(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return the array that `raw` holds; raises ValueError when its length is not that of datatype and shape."""
+    """Return the array in `raw`; raises ValueError when its length does not fit datatype and shape."""
     count = _count(shape)
     dtype = little_endian(numpy_name(datatype))
     if dtype.hasobject:
@@ -388,9 +390,9 @@ METHOD_NAME = "kserve/infer"
 
 
 def signature_from_metadata(name: str, document: Any) -> Signature:
-    """Make a `Signature` from the JSON of `GET /v2/models/M`; raises ValueError when it is no such document.
+    """Make a `Signature` from the JSON of `GET /v2/models/M`; raises ValueError for any other document.
 
-    KServe models have one signature, without a name; it is called `name`.
+    KServe models have one signature, without a name; here it gets the name `name`.
     """
     if not isinstance(document, dict):
         raise ValueError("the metadata are not a JSON object")
@@ -405,7 +407,7 @@ def signature_from_metadata(name: str, document: Any) -> Signature:
 
 
 def signature_from_response(name: str, message: bytes) -> Signature:
-    """Make a `Signature` called `name` from a serialised ModelMetadataResponse; raises ValueError when it is none."""
+    """Make a `Signature` called `name` from a serialised ModelMetadataResponse; raises ValueError for other bytes."""
     try:
         response = ModelMetadataResponse.FromString(message)
     except DecodeError as error:

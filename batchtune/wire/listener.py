@@ -19,13 +19,13 @@ _STEP_BYTES = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLimits:
-    """Most bytes held for all connections of a port together, of incomplete requests (`arriving`) and unread answers
-    (`unsent`).
+    """Most bytes that a port holds in memory for all of its connections together: incomplete requests (`arriving`), and
+    answers that clients have not read (`unsent`).
 
-    Above a limit clients are cut off, those first whose last step (_STEP_BYTES) is longest ago: above `…_bytes_max` any
-    client; above `idle_…` one without a step for 0.25 s; above `untried_…` such a one that never took a step; above
-    `slow_…` those that move less than 1,000 bytes/s. These are cut off after `patience_s` in any case, after half of
-    it where one alone holds more than `slow_…`.
+    Above a limit clients are cut off, beginning with the client whose last step (_STEP_BYTES sent or read) is longest
+    ago. Above `…_bytes_max` any client may be cut off; above `idle_…` only clients without a step for 0.25 s; above
+    `untried_…` only such clients that never took a step; above `slow_…` those that move less than 1,000 bytes/s. Slow
+    clients are also cut off after `patience_s`; after half of that if one alone holds more than `slow_…`.
     """
 
     arriving_bytes_max: int = 2**28
@@ -38,21 +38,22 @@ class SharedLimits:
 
 
 class Connection(Protocol):
-    """A client's connection, as the listener sees it: the bytes held for it, and the ways to end it or its requests."""
+    """A protocol: a client's connection, as the listener sees it, with the bytes held for it and the ways to end it or
+    its requests."""
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes held of incomplete requests."""
+        """Bytes in memory of incomplete requests."""
         ...
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes held of answers that the client has not read."""
+        """Bytes in memory of answers that the client has not read."""
         ...
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether the server has paused reading, so that it is no fault of the client that nothing arrives."""
+        """Whether nothing arrives because the server has paused reading, which is no fault of the client."""
         ...
 
     def refuse_arriving(self) -> None:
@@ -64,7 +65,7 @@ class Connection(Protocol):
         ...
 
     def drain(self) -> None:
-        """Answer the requests that have arrived, take no more, then close."""
+        """Answer the requests that have arrived, accept no more, then close."""
         ...
 
     def abort(self) -> None:
@@ -111,7 +112,7 @@ class Listener:
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep_on)
 
     async def listen_unix(self, path: str, tls: ssl.SSLContext | None) -> None:
-        """Listen on a Unix socket too; raises OSError where that fails."""
+        """Listen on a Unix socket as well; raises OSError where that fails."""
         server = await asyncio.get_running_loop().create_unix_server(self._connect, path, ssl=tls)
         self._sockets.append(server)
 
@@ -120,7 +121,7 @@ class Listener:
         self.connections.add(connection)
 
     def closed(self, connection: Connection) -> None:
-        """Remove a connection, and the bytes that were held for it from the counts."""
+        """Remove a connection, and subtract the bytes that were held for it from the counts."""
         self.connections.discard(connection)
         self.arriving.note(connection, 0)
         self.unsent.note(connection, 0)
@@ -141,7 +142,7 @@ class Listener:
     async def drain(self, grace_s: float) -> bool:
         """Accept no more connections, let every client finish, then close; after `grace_s` seconds cut off the rest.
 
-        Returns whether none was cut off.
+        Returns True if no client was cut off.
         """
         self._stop_listening()
         for connection in list(self.connections):
@@ -191,9 +192,9 @@ class _Account:
 class SharedBytes:
     """Counts the bytes held for all clients in one direction, and cuts clients off beyond `SharedLimits`.
 
-    The directions are incomplete requests, and answers not read (`outgoing`). A lone client may exceed the limits for a
-    time: a single request or answer has limits of its own. `is_tight`: little room is left; `waiting`: functions to be
-    called, once, as soon as there is room again. Only for the thread of one event loop.
+    `outgoing`: whether the direction is answers that are not read; False: incomplete requests. A lone client may exceed
+    the limits for a time: a single request or answer has limits of its own. `is_tight`: little room is left. `waiting`:
+    functions to be called, once, as soon as there is room again. Only for the thread of one event loop.
     """
 
     def __init__(self, limits: SharedLimits, now_s: Callable[[], float], *, outgoing: bool) -> None:
@@ -220,8 +221,8 @@ class SharedBytes:
     def note(self, client: Connection, held_bytes: int) -> None:
         """Set how many bytes are held for a client now.
 
-        Where all clients together then hold more than the limits, clients are cut off, first those that have
-        moved no data for longest.
+        If all clients together then hold more than the limits, clients are cut off, those first whose last step is
+        longest ago.
         """
         account = self._accounts.get(client)
         if account is None:
@@ -247,8 +248,8 @@ class SharedBytes:
             self.make_room()
 
     def make_room(self) -> None:
-        """Cut off clients while too much is held, first those that have moved no data for longest; below the
-        limit for all clients, only idle ones."""
+        """Cut off clients while all together hold too much, those first whose last step is longest ago; below the limit
+        for any client (`SharedLimits`) only idle ones."""
         self._end_oldest(self._untried, self._untried_bytes_max)
         self._end_oldest(self._accounts, self._idle_bytes_max)
 
@@ -267,9 +268,9 @@ class SharedBytes:
             self._end(client)
 
     def sweep(self) -> None:
-        """Find the slow clients and cut off those that are slow for too long, or hold too much together.
+        """Find the slow clients, and cut off those that have been slow for too long, or that together hold too much.
 
-        At most two end in one turn of the event loop.
+        At most two are cut off in one turn of the event loop.
         """
         # A client that sends or reads less than this between two sweeps is slow; a modem moves more.
         least_bytes_per_s = 1_000
@@ -354,7 +355,7 @@ class Turns:
         self._is_taking = False
 
     def slice_end_s(self) -> float:
-        """Return when a slice of work that begins now is over, in seconds on the clock `now_s`."""
+        """Return when a slice of work that begins now ends, in seconds on the clock `now_s`."""
         # What one connection does at once; some 50 small requests (tests/benchmarks/server/greedy_clients.py).
         slice_s = 0.0005
         # What it does before its turn while others wait for theirs; 64 may come at once (greedy_clients.py, 64
@@ -363,7 +364,7 @@ class Turns:
         return self.now_s() + (slice_s if self._is_taking or not self._waiting else short_slice_s)
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` once, in a later turn of the event loop, after the connections that have waited for longer."""
+        """Call `go_on` once, in a later turn of the event loop, after the connections that began to wait earlier."""
         if not self._waiting and not self._is_taking:
             asyncio.get_running_loop().call_soon(self._take)
         self._waiting.append(go_on)

@@ -34,7 +34,7 @@ def by_name(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 class Signature:
     """A callable of a model: its inputs and outputs, each sorted by name.
 
-    `method_name` says for which call it is, such as "tensorflow/serving/predict".
+    `method_name`: the kind of call that it serves, such as "tensorflow/serving/predict".
     """
 
     name: str
@@ -48,7 +48,7 @@ MAX_RANK = 64
 
 
 def object_array(values: Sequence[Any]) -> NDArray[Any]:
-    """Make a one-dimensional array of dtype object that holds the values themselves."""
+    """Make a one-dimensional array of dtype object, with each of `values` as one element, sequences too."""
     array = np.empty(len(values), object)
     array[:] = values
     return array

@@ -58,7 +58,7 @@ class GrpcClientConnection(asyncio.Protocol):
     per call, resets and refusals included; `on_lost(conn, tags, reason)` exactly once, perhaps from within `close`,
     with the tags of calls that got no answer; `on_capacity(conn)` when `capacity` grows though no call ended.
     Calls made inside a callback are sent together once the bytes at hand are read; elsewhere `flush` sends them.
-    `retiring`: why it accepts no more calls; "" while it accepts them.
+    `retiring`: why no more calls are accepted; "": they are.
     """
 
     def __init__(
@@ -121,7 +121,8 @@ class GrpcClientConnection(asyncio.Protocol):
             self.retiring = "stream ids are used up"
 
     def flush(self) -> None:
-        """Send everything buffered in one write; inside a callback do nothing: it is sent at the end of the read."""
+        """Send everything buffered in one write; inside a callback do nothing, since all is sent at the end of the
+        read."""
         if self._out and not self._reading:
             if self._transport is not None:
                 self._transport.write(b"".join(self._out))
@@ -398,10 +399,10 @@ HEADER_LIST_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """A decoded header block of an answer: its initial headers, its trailers or both in one.
+    """A decoded header block of an answer: its initial headers, its trailers, or both in one.
 
-    `plain`: HTTP 200, gRPC, not compressed and no status yet. `status`: number of grpc-status, None where it is absent.
-    `message`: grpc-message, or what is wrong with the HTTP status. `http_status` is "" in trailers.
+    `plain`: HTTP 200, gRPC, not compressed and without a status yet. `status`: number of grpc-status; None: absent.
+    `message`: grpc-message, or what is wrong with the HTTP status. `http_status`: "" in trailers.
     """
 
     plain: bool
@@ -419,7 +420,7 @@ known_heads: Memo[bytes, ResponseHead] = Memo(1_024)
 
 
 def read_response_head(block: bytes) -> ResponseHead:
-    """Decode a header block that `known_heads` lacks and add it there; raises PeerError when it is malformed."""
+    """Decode a header block that is not in `known_heads` and add it there; raises PeerError when it is malformed."""
     decoder = new_decoder(table_bytes=0, header_list_bytes=HEADER_LIST_BYTES)
     return known_heads.keep(block, _head_of(decode_block(decoder, block)))
 
@@ -451,9 +452,9 @@ def _head_of(fields: Fields) -> ResponseHead:
 
 
 class CollectedAnswer:
-    """Collects an answer in several frames, compressed, or broken, until its stream ends.
+    """Collects an answer that comes in several frames, compressed or broken, until its stream ends.
 
-    `unacknowledged_bytes`: DATA since the last WINDOW_UPDATE; the owner sends that and sets it to 0.
+    `unacknowledged_bytes`: DATA since the last WINDOW_UPDATE; the owner sends the next one and sets this to 0.
     """
 
     __slots__ = ("_buffer", "_failure", "_head", "_messages", "unacknowledged_bytes")
@@ -466,11 +467,11 @@ class CollectedAnswer:
         self.unacknowledged_bytes = 0
 
     def add_message(self, message: bytes) -> None:
-        """Add a message that the fast path had read already."""
+        """Add a message that the fast path has already read."""
         self._messages.append(message)
 
     def feed(self, data: bytes) -> bool:
-        """Add DATA; returns False when the stream should be reset because nothing more of it is wanted."""
+        """Add DATA; return False when the stream should be reset because no more of it is needed."""
         self.unacknowledged_bytes += len(data)
         if not self._head.is_grpc:
             return True  # an error page
@@ -482,7 +483,7 @@ class CollectedAnswer:
         return True
 
     def settle(self, trailers: ResponseHead | None) -> tuple[int, bytes, str]:
-        """Return the call's outcome: (gRPC status number, message, grpc-message); `trailers` None: none came."""
+        """Return (gRPC status number, message, grpc-message), the call's outcome; `trailers` None: there were none."""
         if self._failure is not None:
             return GRPC_CODES[self._failure.code], b"", self._failure.message
         if trailers is None or trailers.status is None:
@@ -517,9 +518,9 @@ OPENING = (
 class PreparedCall:
     """A request encoded for any stream of any connection.
 
-    `head` (HEADERS), and `at_once` (HEADERS and DATA, where one DATA frame can hold the body), are the pieces of frames
-    between which the packed stream id goes: `STREAM_ID.pack(stream_id).join(pieces)`. `body`: the message with its
-    prefix, of `body_bytes` bytes.
+    `head` (HEADERS) and `at_once` (HEADERS and DATA, if one DATA frame can hold the body) are pieces of frames; the
+    packed stream id goes between them: `STREAM_ID.pack(stream_id).join(pieces)`. `body`: the message with its prefix,
+    `body_bytes` bytes.
     """
 
     at_once: tuple[bytes, ...]

@@ -22,7 +22,8 @@ _UNITS_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10
 
 
 def encode_timeout(timeout_s: float) -> str:
-    """Write a grpc-timeout, rounded up: at most eight digits and a unit; raises ValueError unless positive."""
+    """Write a grpc-timeout, rounded up: at most eight digits and a unit; raises ValueError unless `timeout_s` is
+    positive."""
     if not timeout_s > 0 or math.isinf(timeout_s):
         raise ValueError(f"a timeout must be a positive number of seconds, not {timeout_s}")
     timeout_largest = 99_999_999
@@ -54,7 +55,7 @@ def decode_grpc_message(text: str) -> str:
 def status_of_http(http_status: str) -> int:
     """Return the gRPC status number for the HTTP status of an answer that has no grpc-status.
 
-    UNKNOWN for what the mapping does not list, and for 200, where trailers are missing.
+    UNKNOWN for an HTTP status that gRPC's mapping does not list, and for 200, where trailers are missing.
     """
     codes = {"400": "INTERNAL", "401": "UNAUTHENTICATED", "403": "PERMISSION_DENIED", "404": "UNIMPLEMENTED"}
     codes |= dict.fromkeys(("429", "502", "503", "504"), "UNAVAILABLE")
@@ -69,7 +70,8 @@ def status_of_reset(error_code: int) -> tuple[int, str]:
 
 
 def inflate(message: bytes, encoding: str, message_bytes_max: int) -> bytes:
-    """Decompress a message; raises StatusError for an unknown encoding, broken bytes or too large a result."""
+    """Decompress a message; raises StatusError for an unknown encoding, broken bytes, or a result of more than
+    `message_bytes_max`."""
     wbits = wbits_of(encoding)
     try:
         return inflating.inflate(message, wbits, message_bytes_max)
@@ -87,14 +89,15 @@ def wbits_of(encoding: str) -> int:
 
 
 def inflate_failure(error: inflating.InflateError, message_bytes_max: int) -> StatusError:
-    """Make the error that a peer gets for a message that cannot be decompressed, or is too large when it is."""
+    """Return the error that a peer gets for a message that cannot be decompressed, or is too large when
+    decompressed."""
     if isinstance(error, inflating.TooLargeError):
         return too_large(message_bytes_max + 1, message_bytes_max)
     return StatusError("INTERNAL", f"a compressed message cannot be decompressed: {error}")
 
 
 def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
-    """Make the error for a message that exceeds the receiver's limit, RESOURCE_EXHAUSTED in gRPC's own words."""
+    """Return the error for a message that exceeds the receiver's limit: RESOURCE_EXHAUSTED, with gRPC's own text."""
     return StatusError(
         "RESOURCE_EXHAUSTED",
         f"Received message larger than max ({message_bytes} vs. {message_bytes_max})",
@@ -104,7 +107,7 @@ def too_large(message_bytes: int, message_bytes_max: int) -> StatusError:
 class MessageBuffer:
     """Cuts the DATA of one stream into gRPC messages, wherever frames begin and end; not for the one-frame fast path.
 
-    `inflates`: whether compressed messages are inflated here; else they are returned as they came.
+    `inflates`: whether compressed messages are inflated here; False: they are returned compressed.
     """
 
     __slots__ = (
@@ -132,18 +135,18 @@ class MessageBuffer:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a message has begun and not ended."""
+        """Whether a message has begun and is not complete."""
         return bool(self._data)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in memory for the stream: of the incomplete message, and of messages that the receiver keeps."""
+        """Bytes in memory for the stream: of the incomplete message, and of messages that the receiver stores."""
         return len(self._data) + self.retained_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received bytes; returns the messages that these complete.
+        """Add received bytes; return the messages that these complete.
 
-        Raises StatusError for a broken message, and for one larger than allowed, before its bytes are kept.
+        Raises StatusError for a broken message and, before its bytes are stored, for one larger than allowed.
         """
         held = self._data
         held += data

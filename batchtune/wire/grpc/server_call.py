@@ -28,9 +28,9 @@ _logger = logging.getLogger(__name__)
 class RequestHead:
     """The headers of a request.
 
-    `metadata`: values of keys in "-bin" are base64 as sent. `malformed`: which rule of HTTP/2 the headers break;
-    `http_status`: how to answer what is no gRPC call; both "" for a call. `timeout_ns`: None without grpc-timeout.
-    `content_bytes`: the content-length, -1 without one.
+    `metadata`: values of keys in "-bin" are base64 as sent. `malformed`: the rule of HTTP/2 that the headers break;
+    `http_status`: the answer to a request that is no gRPC call; both "" for a call. `timeout_ns`: None without
+    grpc-timeout. `content_bytes`: the content-length, -1 without one.
     """
 
     path: str
@@ -61,9 +61,9 @@ class HeadReader:
         self._header_list_bytes = header_list_bytes
 
     def read(self, block: bytes) -> RequestHead:
-        """Decode a header block; one that begins by emptying the dynamic table sets `is_pure`.
+        """Decode a header block; a block that begins by emptying the dynamic table sets `is_pure`.
 
-        Raises PeerError where it cannot be decoded.
+        Raises PeerError when the block cannot be decoded.
         """
         if not self.is_pure and block[:1] == EMPTY_TABLE:
             self.is_pure = True
@@ -89,7 +89,8 @@ def _remember(block: bytes, fields: Fields) -> RequestHead:
 
 
 def read_head(fields: Fields) -> RequestHead:
-    """Make a head of a request's fields (RFC 9113 §8.3, PROTOCOL-HTTP2.md "Requests"); faults go into `malformed`."""
+    """Make a head from a request's fields (RFC 9113 §8.3, PROTOCOL-HTTP2.md "Requests"); faults are noted in
+    `malformed`."""
     values = dict(fields)
     malformed = _malformation(fields, values)
     timeout = values.get("grpc-timeout")
@@ -177,14 +178,14 @@ def failure_pieces(code: str, message: str, *, trailers_only: bool) -> tuple[byt
 
 
 class CallSink(Protocol):
-    """What a call needs of its connection to be answered; for the event loop's thread only."""
+    """A protocol: what a call needs of its connection to be answered; for the event loop's thread only."""
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None: ...
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None: ...
 
 
 class AnswerSink(CallSink, Protocol):
-    """What a stream needs of its connection to be answered."""
+    """A protocol: what a stream needs of its connection to be answered."""
 
     def send_message(self, stream: GrpcStream, message: bytes) -> None: ...
     def send_end(self, stream: GrpcStream) -> None: ...
@@ -240,7 +241,7 @@ class GrpcCall:
             self.sink.send_failure(self, code, message)
 
     def refuse(self, error: StatusError) -> None:
-        """Answer with an error, whose message is cut to the length that TensorFlow Serving cuts it to."""
+        """Answer with an error; its message is cut to the length at which TensorFlow Serving cuts messages."""
         message = error.message
         message_characters_max = 1_024  # TensorFlow Serving cuts longer error messages (grpc_status_util.cc).
         if len(message) > message_characters_max:
@@ -248,16 +249,17 @@ class GrpcCall:
         self.fail(error.code, message)
 
     def cancel(self) -> None:
-        """Mark the call as cancelled and call `on_cancel`; for the connection, when the client no longer waits."""
+        """Mark the call as cancelled and call `on_cancel`; called by the connection when the client does not wait any
+        more."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
 
 
 def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[GrpcCall], None]:
-    """Return a function that hands each call to the handler of its path.
+    """Return a function that passes each call to the handler of its path.
 
-    A call for an unknown path ends with UNIMPLEMENTED, one whose handler raises with INTERNAL.
+    A call to an unknown path ends with UNIMPLEMENTED, a call whose handler raises with INTERNAL.
     """
 
     def dispatch(call: GrpcCall) -> None:
@@ -275,7 +277,7 @@ def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[G
 
 
 def hand_over(call: GrpcCall, dispatch: Callable[[GrpcCall], None]) -> None:
-    """Dispatch a call that has waited; it fails where its client is gone or `dispatch` raises StatusError."""
+    """Dispatch a call that has waited; the call fails where its client is gone or `dispatch` raises StatusError."""
     try:
         if call.cancelled:
             raise StatusError("CANCELLED", "the client is gone")
@@ -287,8 +289,8 @@ def hand_over(call: GrpcCall, dispatch: Callable[[GrpcCall], None]) -> None:
 class GrpcStream:
     """A call with any number of messages both ways: set `on_message` and `on_end`, then `send` and `finish`.
 
-    `on_end` is called when the client has sent its last message, `on_cancel` when it is gone. Everything is called
-    on the loop's thread. Messages sent wait in memory while the client's windows are closed.
+    `on_end` is called when the client has sent its last message, `on_cancel` when the client is gone. Everything is
+    called on the loop's thread. Sent messages stay in memory while the client's windows are closed.
     """
 
     __slots__ = (
@@ -334,7 +336,7 @@ class GrpcStream:
             self.sink.send_failure(self, code, message)
 
     def cancel(self) -> None:
-        """Mark the stream as cancelled and call `on_cancel`; for the connection, when the client is gone."""
+        """Mark the stream as cancelled and call `on_cancel`; called by the connection when the client is gone."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()

@@ -29,7 +29,7 @@ from batchtune.wire.status import StatusError
 
 
 def close_with_goaway(writer: AnswerWriter, last_id: int, error: PeerError) -> None:
-    """Send GOAWAY with the client's error and close; what it still sends is dropped."""
+    """Send GOAWAY with the error that the client made, and close; what the client still sends is ignored."""
     writer.out.append(h2.goaway_frame(last_id, error.code, error.reason))
     writer.flush()
     transport = writer.transport
@@ -51,7 +51,7 @@ _DRAIN_PING = b"draining"
 class RateLimit:
     """Allows a client `per_s` frames per second of a kind that costs work and carries no request.
 
-    `frames` names the kind in errors. The clock is read only when `per_s` frames have come.
+    `frames`: the kind's name in errors. The clock is read only when `per_s` frames have come.
     """
 
     __slots__ = ("_count", "_frames", "_per_s", "_since_s")
@@ -77,7 +77,7 @@ class GrpcServerConnection(asyncio.Protocol):
     """The connection of one client.
 
     `dispatch(call)` is called for each unary call when its message is complete; a StatusError that it raises ends the
-    call. `streams`: path -> what serves that method as a stream. `listener` counts the memory held for all clients.
+    call. `streams`: path of a method -> what serves it as a stream. `listener`: counts the memory held for all clients.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class GrpcServerConnection(asyncio.Protocol):
         self._old_at_s = time.monotonic() + age_ms / 1000
 
     def drain(self) -> None:
-        """Answer the requests that the client has sent, take no more, then close.
+        """Answer the requests that the client has sent, accept no more, then close.
 
-        The first GOAWAY only announces that; the second, once the client has answered a PING, names the last stream.
+        A first GOAWAY announces this; a second, sent when the client has answered a PING, names the last stream.
         """
         writer = self._writer
         if writer is None:
@@ -222,23 +222,25 @@ class GrpcServerConnection(asyncio.Protocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes held of requests that are incomplete, wait for their turn, or wait until the client reads answers."""
+        """Bytes in memory of requests that are incomplete, wait for their turn, or wait until the client reads
+        answers."""
         cut_bytes = len(self._partial.held) + self._block.held_bytes + self._held.held_bytes
         cut_bytes += len(self._unread) - self._unread_from
         return 0 if self._writer is None else cut_bytes + self._writer.held_bytes + self._writer.idle_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes held of answers that the client has not read."""
+        """Bytes in memory of answers that the client has not read."""
         return 0 if self._writer is None else self._writer.unsent_bytes
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether the server has paused reading: the client reads no answers, or other connections have their turn."""
+        """Whether the server has paused reading because the client reads no answers or other connections have their
+        turn."""
         return self._waits_turn or (self._writer is not None and self._writer.is_paused)
 
     def refuse_arriving(self) -> None:
-        """Fail the incomplete requests; close the connection where they are many, or a frame or header block is
+        """Fail the incomplete requests; close the connection if there are many, or if a frame or header block is
         incomplete."""
         writer = self._writer
         if writer is None:

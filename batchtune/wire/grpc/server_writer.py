@@ -77,7 +77,8 @@ class ServerLimits:
 class AnswerWriter:
     """The writing half of a server connection: its open streams, their windows and everything not yet sent.
 
-    `note_unsent(unsent_bytes)` is called when a flush leaves answers waiting; while it returns True, after each flush.
+    `note_unsent(unsent_bytes)`: called when answers still wait after a flush, and after each flush while it last
+    returned True.
     """
 
     __slots__ = (
@@ -181,7 +182,8 @@ class AnswerWriter:
         self._send_tail(call, STREAM_ID.pack(call.stream_id).join(pieces))
 
     def send_message(self, stream: GrpcStream, message: bytes) -> None:
-        """Send one message of a stream, after the headers if it is the first; fail the stream where too much waits."""
+        """Send one message of a stream, after the headers if it is the first; the stream fails where too many bytes
+        wait."""
         if self._flow.queued_bytes > self._limits.max_queued_stream_bytes:
             stream.finish("RESOURCE_EXHAUSTED", _TOO_SLOW)
             return
@@ -200,8 +202,8 @@ class AnswerWriter:
             self._send_tail(stream, head + packed_id.join(OK_PIECES))
 
     def send_text(self, stream_id: int, block: bytes, text: bytes) -> None:
-        """Answer a request that is no gRPC call with an HTTP status and a text, which is left out where the windows
-        have no room for it."""
+        """Answer a request that is no gRPC call with an HTTP status and a text; without the text where the windows have
+        no room."""
         flow = self._flow
         fits = 0 < len(text) <= min(flow.at_once, flow.window)
         packed_id = STREAM_ID.pack(stream_id)
@@ -216,7 +218,7 @@ class AnswerWriter:
         self.out.append(h2.rst_stream_frame(stream_id, code))
 
     def cancel(self, stream_id: int) -> None:
-        """Drop a stream that the client no longer wants, and cancel its call."""
+        """Discard a stream that the client no longer wants, and cancel its call."""
         stream = self._forget(stream_id)
         if stream is not None and not stream.answered:
             self.zombies += type(stream) is GrpcCall and stream.half_closed
@@ -257,7 +259,7 @@ class AnswerWriter:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write everything buffered; close the connection where `close_when_idle` and nothing is left to answer."""
+        """Write everything buffered; close the connection if `close_when_idle` and every request is answered."""
         self.flush_due = False
         transport = self.transport
         if transport is None:
@@ -389,8 +391,8 @@ class AnswerWriter:
 class HeldCalls:
     """Holds back the calls of one connection while its client does not read its answers.
 
-    `dispatch` hands a call to the service; `unsent` counts the unread answers of all clients; `note_held()`
-    is called when a call that had been begun is held again. `held_bytes`: memory of the held calls.
+    `dispatch`: passes a call to the service. `unsent`: counts the unread answers of all clients. `note_held()`: called
+    when a call that had been begun is held again. `held_bytes`: memory of the held calls.
     """
 
     __slots__ = (
@@ -430,7 +432,7 @@ class HeldCalls:
         self._tried_max = tried_calls_max
 
     def begin(self, call: GrpcCall, start: Callable[[GrpcCall], None] | None = None) -> None:
-        """Start a complete call, by `start` (None: by `dispatch`): now, or when the client has read enough
+        """Start a complete call by `start(call)` (None: by `dispatch`): now, or when the client has read enough
         answers.
 
         Raises:
@@ -443,11 +445,10 @@ class HeldCalls:
         self._go_on_soon()
 
     def put_off(self, call: GrpcCall, message: bytes, start: Callable[[GrpcCall], None]) -> bool:
-        """Hold a call again that was begun but not dispatched, if its client has too many answers to read
-        now.
+        """Hold a call again that was begun but not dispatched, if its client now has too many answers to read.
 
-        Returns False where the call goes on; True where it is held, or has failed because held calls take too
-        much memory.
+        Returns False if the call may go on; True if it is held, or has failed because held calls take too much memory.
+        `start(call)`: begins it later.
         """
         if not self._is_behind or call.cancelled:
             return False
@@ -461,10 +462,10 @@ class HeldCalls:
         return True
 
     def note_unsent(self, unsent_bytes: int) -> bool:
-        """Set how many bytes of answers the client has to read, and start its held calls where these are few.
+        """Set how many bytes of answers the client has to read; start its held calls if these are few.
 
-        Returns whether the caller has to report each further answer: calls are held, or some were started
-        although the answers of all clients take nearly all the memory they may.
+        Returns whether the caller has to report every further change: calls are held, or some were started although the
+        answers of all clients take nearly as much memory as they may.
         """
         bytes_max = self._limits.max_unsent_bytes
         tight_unsent_bytes_max = 2**16  # of a client, while there is little room for all
@@ -488,7 +489,7 @@ class HeldCalls:
             call.fail("RESOURCE_EXHAUSTED", message)
 
     def forget(self) -> None:
-        """Drop every held call without an answer: the client is gone."""
+        """Discard every held call without an answer: the client is gone."""
         self._drop()
         self._note_held = _nothing  # it refers to the connection, which refers to us
 

@@ -52,7 +52,8 @@ def _opening_frames(limits: ServerLimits) -> bytes:
 
 
 def refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
-    """Answer a request that is no gRPC call with an HTTP status and a line of text; its body will be ignored."""
+    """Answer a request that is no gRPC call with an HTTP status and a line of text; the rest of the request is
+    ignored."""
     text = b"" if head.method == "HEAD" else _TEXT
     fields = [
         (":status", head.http_status),
@@ -65,10 +66,10 @@ def refuse(writer: AnswerWriter, stream_id: int, head: RequestHead) -> None:
 def inflate_call(call: GrpcCall, inflating: Inflating, inflated_bytes_max: int, held: HeldCalls) -> None:
     """Inflate a call's message and dispatch the call, now or later.
 
-    A call whose client has too many answers to read by then waits in `held` again.
+    If its client then has too many answers to read, the call waits in `held` again.
 
     Raises:
-        StatusError: an unknown encoding, or too many wait.
+        StatusError: an unknown encoding, or too many compressed bytes wait.
     """
     content = call.message
     packed = Packed(
@@ -132,7 +133,8 @@ def take_data(
     inflating: Inflating,
     held: HeldCalls,
 ) -> None:
-    """Cut DATA into messages and hand on those that are complete; a fault or a limit ends the call with a status."""
+    """Cut DATA into messages and pass on the complete ones; a fault or an exceeded limit ends the call with a
+    status."""
     try:
         messages, buffer = _cut(writer, stream, payload, limits)
         if isinstance(stream, GrpcStream):
@@ -194,7 +196,8 @@ def _feed_stream(stream: GrpcStream, messages: list[bytes]) -> None:
 
 
 def fail_begun(writer: AnswerWriter, message: str) -> bool:
-    """Fail the incomplete requests of a connection; returns False, and fails none, above FEW_STREAMS of them."""
+    """Fail the incomplete requests of a connection. Returns False, and fails none, where there are more than
+    FEW_STREAMS."""
     begun = [stream for stream in writer.streams.values() if not stream.half_closed]
     if len(begun) > FEW_STREAMS:
         return False

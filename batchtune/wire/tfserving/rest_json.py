@@ -63,7 +63,8 @@ def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
 
 
 def graph_batching(saved_model: bytes) -> tuple[GraphBatching, ...]:
-    """Return the distinct BatchFunction ops of a serialised SavedModel; of broken bytes those before the fault."""
+    """Return the distinct BatchFunction ops of a serialised SavedModel; if its bytes are broken, those before the
+    fault."""
     kept: dict[GraphBatching, None] = {}
     try:
         for node in _nodes(saved_model):
@@ -124,10 +125,10 @@ def _values(message: bytes, field: int) -> Iterator[bytes | int]:
 def encode_predict_json(
     inputs: Mapping[str, NDArray[Any]], *, signature_name: str, row_format: bool = True
 ) -> bytes:
-    """Write the body of a REST predict call, `instances` by row or `inputs` by column.
+    """Write the body of a REST predict call: with `row_format` `instances`, a list of rows, else `inputs`, a list per
+    input.
 
-    Raises ValueError for complex numbers, and when rows are asked for and the inputs do not share their first
-    dimension.
+    Raises ValueError for complex numbers, and in row format when the inputs differ in their first dimension.
     """
     columns = {name: _json_values(array) for name, array in inputs.items()}
     body: dict[str, Any] = {"signature_name": signature_name}
@@ -149,10 +150,10 @@ def encode_predict_json(
 
 
 def decode_predict_json(body: bytes) -> dict[str, NDArray[Any]] | NDArray[Any]:
-    """Read a REST predict answer: one array when the output is unnamed, else arrays by output name.
+    """Read a REST predict answer: one array when the output is unnamed, else output name -> array.
 
-    Bare NaN and Infinity are accepted, as TensorFlow Serving writes them. Raises ValueError for anything that
-    is not such an answer; a server's `{"error": …}` becomes the text of the ValueError.
+    Bare NaN and Infinity are accepted, as TensorFlow Serving writes them. Raises ValueError for any other text; a
+    server's `{"error": …}` becomes the text of the ValueError.
     """
     try:
         document = orjson.loads(body)

@@ -83,9 +83,9 @@ def datatype_name(number: int) -> str:
 def tensor_from_proto(proto: Any, *, filled_bytes_max: int = 2**24) -> NDArray[Any]:
     """Decode a TensorProto; raises ValueError when type, shape and values do not agree.
 
-    Where values are missing the last one is repeated. A single value takes no memory (a broadcast view) and may fill a
-    tensor of MAX_TENSOR_BYTES; several ones, where that more than doubles them, one of `filled_bytes_max` bytes: 16 MiB
-    take 5 ms, though the message may have 30 bytes.
+    Missing values repeat the last one. A tensor of one repeated value takes no memory (a broadcast view) and may have
+    MAX_TENSOR_BYTES; with several values, where repeating more than doubles them, it may have `filled_bytes_max`: to
+    fill 16 MiB takes 5 ms, though the message may have 30 bytes.
     """
     dtype = _dtype_of(proto.dtype)
     shape_proto = proto.tensor_shape
@@ -144,7 +144,7 @@ def signature_from_def(name: str, definition: Any) -> Signature:
 
 
 def signature_to_def(signature: Signature) -> Any:
-    """Make a SignatureDef; a `Signature` does not have the graph's tensor names, so they become `<alias>:0`."""
+    """Make a SignatureDef. A `Signature` does not know the graph's tensor names, so that each becomes `<alias>:0`."""
     definition = SignatureDef(method_name=signature.method_name)
     for specs, target in ((signature.inputs, definition.inputs), (signature.outputs, definition.outputs)):
         for spec in specs:
@@ -181,7 +181,7 @@ def encode_predict_request(
 
 
 def decode_predict_response(message: bytes) -> dict[str, NDArray[Any]]:
-    """Parse a PredictResponse into its outputs by name; raises ValueError when it is not one."""
+    """Parse a PredictResponse: output name -> array; raises ValueError for other bytes."""
     from google.protobuf.message import DecodeError
 
     try:

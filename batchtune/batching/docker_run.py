@@ -122,7 +122,8 @@ def server_words(args: Sequence[str], *, source: str, line: int, in_container: b
     `in_container`: whether a path in a flag is a path inside the container, and so cannot be used.
 
     Raises:
-        BatchingParametersError: `source:line: …`: a Triton, or words that a shell would change first.
+        BatchingParametersError: `source:line: …`: a Triton, a shell that starts the server, a variable, or a flag in
+            another form than --name=value.
     """
     if any("tritonserver" in word for word in args):
         raise BatchingParametersError(

@@ -48,7 +48,7 @@ MAX_RANK = 64
 
 
 def object_array(values: Sequence[Any]) -> NDArray[Any]:
-    """Make a one-dimensional array of dtype object, with each of `values` as one element, sequences too."""
+    """Return the values, which are no sequences, as an array of dtype object, shape (len(values),)."""
     array = np.empty(len(values), object)
     array[:] = values
     return array

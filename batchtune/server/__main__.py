@@ -15,10 +15,10 @@ from batchtune.server.server_flags import help_text, parse_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal stops the server; returns the exit code.
+    """Serve until a signal stops the server; return the exit code.
 
-    0: stopped, or help or version shown; 1: ports or models failed; 2: wrong flags or files. argv None:
-    sys.argv.
+    0: stopped, or help or version shown; 1: ports or models failed; 2: wrong flags or files. argv: the arguments; None:
+    those of sys.argv.
     """
     if sys.stderr is None:  # closed by whoever started us: its number must not become a socket's
         os.open(os.devnull, os.O_WRONLY)

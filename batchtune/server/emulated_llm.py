@@ -32,8 +32,8 @@ _OBJECTS: Final = {"chat": b"chat.completion.chunk", "completions": b"text_compl
 class Device:
     """The time of a step and the size of the memory, which is counted in tokens of keys and values.
 
-    A step takes step_ms, sequence_ms for each running sequence and prefill_token_ms for each prompt token in
-    it. sequence_tokens, batched_token_tokens: memory reserved for each of max_num_seqs and of
+    A step takes step_ms, plus sequence_ms for each running sequence and prefill_token_ms for each prompt token in it.
+    sequence_tokens, batched_token_tokens: memory reserved for each of max_num_seqs and for each of
     max_num_batched_tokens.
     """
 
@@ -52,10 +52,10 @@ class Device:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request, all counts in tokens.
+    """A request; all counts are tokens.
 
-    prompt, output: to read and to produce; computed: in memory; produced: so far. owner: connection that gets
-    each token; gone: its client has left.
+    prompt: to read; output: to produce; computed: in memory; produced: so far. owner: connection that gets each token;
+    gone: its client has left.
     """
 
     prompt: int
@@ -72,10 +72,10 @@ class Sequence:
 
 
 class Scheduler:
-    """Chooses the tokens that a step computes: of decoding sequences, of prefilling ones, then of new ones.
+    """Chooses the tokens that a step computes: first those of decoding sequences, then of prefilling ones, then of new
+    ones.
 
-    At most max_num_seqs sequences run, a step has at most max_num_batched_tokens tokens, and memory is
-    limited.
+    At most max_num_seqs sequences run, a step has at most max_num_batched_tokens tokens, and memory is limited.
     """
 
     def __init__(self, device: Device, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -97,8 +97,7 @@ class Scheduler:
         return not (self.waiting or self.running)
 
     def step(self) -> tuple[float, list[Sequence]]:
-        """Compute a step; returns (its seconds, sequences that get a token at its end), or (0.0, []) where no
-        sequence runs."""
+        """Compute a step; return (its seconds, sequences that get a token at its end); (0.0, []): no sequence runs."""
         for sequence in [running for running in self.running if running.gone]:
             self._release(sequence)
         budget, decoding, prefilled = self.max_num_batched_tokens, 0, 0
@@ -271,7 +270,8 @@ class Connection(asyncio.Protocol):
                 self._fail(404, "no such path")
 
     def token(self, sequence: Sequence, produced: int) -> None:
-        """Accept token number `produced`; send a chunk that it completes, or at the last the whole answer."""
+        """Accept token number `produced`; send the chunk that it completes, and with the last token the whole answer if
+        it is not streamed."""
         per_chunk = self._options.tokens_per_chunk
         done = produced >= sequence.output
         if self._document.get("stream"):
@@ -371,7 +371,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def options_of(words: list[str] | None = None) -> argparse.Namespace:
-    """Parse the command line (None: sys.argv); flags have vLLM's names where vLLM has such flags."""
+    """Parse the command line (None: sys.argv); a flag that vLLM has too has vLLM's name."""
     parser = argparse.ArgumentParser(prog="batchtune.server.emulated_llm", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -407,7 +407,7 @@ async def _serve(options: argparse.Namespace, scheduler: Scheduler) -> None:
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code, 1 where the settings do not fit into memory."""
+    """Serve until SIGTERM or SIGINT; return the exit code: 0, or 1 where the settings do not fit into memory."""
     options = options_of()
     time.sleep(options.startup_s)
     scheduler = Scheduler(

@@ -21,12 +21,12 @@ def say(line: str) -> None:
 
 
 def note(line: str) -> None:
-    """Write a line, "note: …", about something that affects measurements or that the user may not expect."""
+    """Write "note: …", a line about something that affects measurements or that the user may not expect."""
     say(f"note: {line}")
 
 
 def warn(line: str) -> None:
-    """Write a line, "warning: …", about an error that does not end the process."""
+    """Write "warning: …", a line about an error that does not end the process."""
     say(f"warning: {line}")
 
 

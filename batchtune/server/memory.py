@@ -22,13 +22,12 @@ _libc = ctypes.CDLL(None)
 
 
 def share_one_heap() -> None:
-    """Let all threads use the main thread's heap, which keeps what is freed until `trim`; call it before there are
-    other threads.
+    """Have all threads use the main thread's heap, whose freed memory stays there until `trim`; to be called before
+    there are other threads. Does nothing where the C library has no mallopt.
 
     After answers of 64 kB that clients did not read, 8 threads' heaps kept 75 MB, one heap 9 MB. With the library's own
-    thresholds every batch of a transformer gave its tensors back and took the pages anew, 6,000 page faults and a
-    quarter of the time, unless the process had once run a larger batch. Does nothing where the C library has no
-    mallopt.
+    thresholds every batch of a transformer returned the memory of its tensors and took its pages again, 6,000 page
+    faults and a quarter of the time, unless the process had once run a larger batch.
     """
     mallopt = getattr(_libc, "mallopt", None)
     m_arena_max, m_mmap_threshold, m_trim_threshold = -8, -3, -1  # malloc.h
@@ -39,7 +38,7 @@ def share_one_heap() -> None:
 
 
 def trim() -> None:
-    """Give free memory back to the system; takes 2 to 15 ms."""
+    """Return free memory to the system; takes 2 to 15 ms."""
     gc.collect()
     malloc_trim = getattr(_libc, "malloc_trim", None)
     if malloc_trim is not None:
@@ -56,9 +55,9 @@ def resident_bytes() -> int:
 
 
 class Trimming:
-    """Gives free memory back after a peak; only for the thread of one event loop.
+    """Returns free memory to the system after a peak; only for the thread of one event loop.
 
-    trim: gives free memory back; resident_bytes: the memory that the process has.
+    trim: a function that returns free memory; resident_bytes: a function that returns the memory that the process has.
     """
 
     def __init__(
@@ -80,10 +79,9 @@ class Trimming:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Give memory back if the process has 4 MiB more than it uses, and has stopped growing.
+        """Return memory if the process has 4 MiB more than it uses and has stopped growing.
 
-        Where that brings less than 1 MiB it is tried again after 2, 4, 8, 16 and 32 s, then the memory counts
-        as used.
+        If that frees less than 1 MiB, it is tried again after 2, 4, 8, 16 and 32 s; then the memory counts as used.
         """
         before_bytes, self._before_bytes = self._before_bytes, self._resident_bytes()
         self._used_bytes = min(self._used_bytes, self._before_bytes)

@@ -31,8 +31,8 @@ _Metric = tuple[str, str, tuple[str, ...], Mapping[Any, Any]]
 class Histogram:
     """Counts of values per bucket, and their sum; not locked.
 
-    bounds: ascending, without the last, infinite one. A value equal to a bound counts in the bucket above it,
-    as in TensorFlow (histogram.cc), although Prometheus' `le` means otherwise.
+    bounds: ascending, without the last, infinite one. A value equal to a bound counts in the bucket above it, as in
+    TensorFlow (histogram.cc), although Prometheus' `le` means the bucket below.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -61,7 +61,8 @@ class Histogram:
 
 
 class Timings(list[float]):
-    """Collects values and adds FOLDED_AT at once to a histogram, at less than half the cost of each alone."""
+    """Collects values and adds them to a histogram in groups of FOLDED_AT, at less than half the cost of adding each
+    alone."""
 
     __slots__ = ("_histogram",)
 
@@ -89,7 +90,7 @@ def exponential_bounds(first: float, growth: float, count: int) -> tuple[float, 
 
 
 def render_values(name: str, kind: str, values: Mapping[Labels, float]) -> Iterable[str]:
-    """Yield the Prometheus lines of a counter or gauge; none when it has no values yet."""
+    """Yield the Prometheus lines of a counter or gauge; no line when it has no values yet."""
     if not values:
         return
     mangled = mangle(name)
@@ -137,10 +138,10 @@ def _number(value: float) -> str:
 def loop_lag_sampled(
     run_soon: Callable[[Callable[[], object]], object], record: Callable[[float], None]
 ) -> Iterator[None]:
-    """Within, measure 20 times a second how many microseconds the event loop takes to call a function.
+    """Return a context manager that measures 20 times a second how many microseconds the event loop takes to call a
+    function, which is how long an answer waits after its batch has ended.
 
-    An answer waits as long after its batch has ended. run_soon: has the loop call a function, from any
-    thread; record(micros): called on the loop.
+    run_soon: has the loop call a function, from any thread; record(micros): called on the loop.
     """
     ended = threading.Event()
 
@@ -231,9 +232,9 @@ class DeviceActivity(AbstractContextManager["DeviceActivity"]):
 class Metrics:
     """All metrics of the process; a BatchObserver.
 
-    emulated: an emulated device has been loaded; emulated_parallel: the last one runs batches at once, none
-    slower. queue_depths, length_boundaries: return what BatchingControl's functions of these names do; gpus: None:
-    without metrics of GPUs. All three are set by the server.
+    emulated: whether an emulated device has been loaded; emulated_parallel: whether the last one runs batches at once,
+    none of them slower. queue_depths, length_boundaries: functions of a BatchingControl; gpus: None: no metrics of
+    GPUs. The server sets all three.
     """
 
     def __init__(self) -> None:
@@ -273,21 +274,19 @@ class Metrics:
     # -- the front ends, on the event loop --
 
     def request_count(self, model_name: str, status: str) -> None:
-        """Count a request answered with this status, a gRPC code name such as OK."""
+        """Count a request that was answered with this status, the name of a gRPC code such as OK."""
         self._request_counts[model_name, status] += 1
 
     def request_times(self, model_name: str, api: str, entrypoint: str) -> Timings:
-        """Return the timings to which the microseconds of each successful request are added.
+        """Return the timings to which a caller adds the microseconds of each successful request.
 
         api: the call's name as TF Serving labels it: "Predict" for entrypoint "GRPC", "predict" for "REST".
         """
         return self._request_latencies[model_name, api, entrypoint]
 
     def runtime_times(self, model_name: str, api: str, runtime: str) -> Timings:
-        """Return the timings to which each request's microseconds from submission to outputs are added.
-
-        Time in the queue is included. runtime: TF Serving's "TF1".
-        """
+        """Return the timings to which a caller adds each request's microseconds from submission to outputs, time in the
+        queue included. runtime: "TF1", as in TF Serving."""
         return self._runtime_latencies[model_name, api, runtime]
 
     def example_count(self, model_name: str, examples: int) -> None:
@@ -442,10 +441,10 @@ def _labelled(names: tuple[str, ...], values: Mapping[_Key, _Value]) -> dict[Lab
 
 
 class GpuSampler:
-    """Samples the GPUs that this process can see, from `start` to `close`; none where NVML is missing.
+    """Samples the GPUs that this process can see, from `start` to `close`; no GPU where NVML is missing.
 
-    device: as --device; "cpu": no GPU, "cuda:N": that one, else all. nvml: the module pynvml, None: import
-    it. clock_s: a monotonic clock, in seconds.
+    device: value of --device: "cpu": no GPU; "cuda:N": GPU N; else all. nvml: the module pynvml; None: it is imported.
+    clock_s: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -468,7 +467,7 @@ class GpuSampler:
             self._thread.start()
 
     def sample(self) -> None:
-        """Sample each GPU once; one whose driver does not answer keeps its last figures."""
+        """Sample each GPU once; a GPU whose driver does not answer keeps its last figures."""
         now_s = self._clock_s()
         passed_s, self._sampled_at_s = now_s - self._sampled_at_s, now_s
         nvml = self._nvml
@@ -479,7 +478,7 @@ class GpuSampler:
 
     def readings(self) -> list[tuple[int, float, int]]:
         """Return (number in NVML's order, busy microseconds since the start, bytes of memory that all processes use)
-        of each GPU, as of the last sample."""
+        for each GPU, as of the last sample."""
         return [
             (index, busy_s * 1e6, used)
             for (index, _), busy_s, used in zip(self._handles, self._busy_s, self._memory_bytes, strict=True)

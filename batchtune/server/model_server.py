@@ -72,10 +72,10 @@ class ModelServer:
         self._after_drain: list[Callable[[], None]] = []
 
     async def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; returns the exit code: 0, or 1 where a port cannot be bound.
+        """Serve until SIGTERM or SIGINT; return the exit code: 0, or 1 where a port cannot be bound.
 
-        Ends the process at once, without returning, where models fail to load (1), the signal comes before
-        they are loaded (0), it comes twice (128 + its number), or models do not end in time (0).
+        Ends the process at once, without returning, where models fail to load (exit code 1), the signal comes before
+        they are loaded (0) or twice (128 + its number), or models do not end in time (0).
         """
         _allow_many_connections()
         loop = asyncio.get_running_loop()

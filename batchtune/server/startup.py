@@ -69,7 +69,7 @@ def read_batching_parameters(path: Path) -> BatchingParameters:
 
 
 def own_batching_parameters(version_directory: Path) -> BatchingParameters | None:
-    """Read a version's batching_params.pbtxt; None where there is none.
+    """Read a version's batching_params.pbtxt; None: it has no such file.
 
     Raises:
         StatusError: INVALID_ARGUMENT where the file is wrong.
@@ -84,11 +84,10 @@ def own_batching_parameters(version_directory: Path) -> BatchingParameters | Non
 
 
 def declared_stages(version_directory: Path, flags: ServerFlags) -> DeclaredStages | None:
-    """Read a version's stages.yaml and check that the flags allow it; None where there is none.
+    """Read a version's stages.yaml and check that the flags allow it; None: it has no such file.
 
     Raises:
-        StatusError: INVALID_ARGUMENT where the file is wrong, FAILED_PRECONDITION without a needed
-            --allow_model_code.
+        StatusError: INVALID_ARGUMENT where the file is wrong, FAILED_PRECONDITION without a needed --allow_model_code.
     """
     declared = read_stages_file(version_directory)
     if declared is not None:
@@ -200,7 +199,7 @@ def tls_context(flags: ServerFlags) -> ssl.SSLContext | None:
 
 
 def grpc_limits(flags: ServerFlags) -> ServerLimits:
-    """Make the limits of gRPC from --grpc_channel_arguments; writes a note for each argument without effect.
+    """Make the limits of gRPC from --grpc_channel_arguments; write a note for each argument without effect.
 
     Raises:
         UsageError: text other than `key=value,key=value`, or a limit that is no positive number.

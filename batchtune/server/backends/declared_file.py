@@ -67,7 +67,7 @@ def _size(size: Any, key: str, *, wildcard_allowed: bool) -> int | None:
 
 
 def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
-    """Check that a section is a table with known keys only, and return it; raises FaultError if not.
+    """Check that a section is a table with known keys only, and return it; raises FaultError otherwise.
 
     key: dotted path of the section, "": the whole file.
     """
@@ -114,7 +114,7 @@ class DeclaredFile:
     lines: Mapping[str, int]
 
     def fault(self, what: str, *, code: str = "INVALID_ARGUMENT") -> StatusError:
-        """Return an error `<path>:<line>: <what>`; the line is that of the key with which `what` begins, else
+        """Return an error `<path>:<line>: <what>`; the line is that of the key with which `what` begins, else line
         1."""
         named = [key for key in self.lines if what.startswith(key) and what[len(key) : len(key) + 1] in ".:["]
         line = self.lines[max(named, key=len)] if named else 1

@@ -117,7 +117,7 @@ def _steps(table: Any) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedServiceTime:
-    """How long a batch occupies the device; the module's docstring explains each field."""
+    """How long a batch occupies the device; the keys of service_time in an emulated.yaml (see the module)."""
 
     base_ms: float = 0.0
     per_row_ms: float = 0.0
@@ -149,9 +149,9 @@ class EmulatedServiceTime:
 class SharedTimetable:
     """Computes when batches end that run at once and slow each other down; times in ns, batches by number.
 
-    All running batches get an equal share of the device, so one work clock serves them all: a batch ends when
-    that clock has moved on by the time that the batch would take alone. Ends are computed in order of time,
-    however late `advance` is called, so late wake-ups do not add up.
+    All running batches get an equal share of the device, so one work clock serves them all: a batch ends when that
+    clock has advanced by the time that the batch would take alone. Ends are computed in order of time, however late
+    `advance` is called, so late wake-ups do not add up.
     """
 
     def __init__(self, contention_ratio: float) -> None:
@@ -174,7 +174,7 @@ class SharedTimetable:
         return math.ceil(self._at_ns + (self._running[0][0] - self._work_ns) * self._slowdown())
 
     def advance(self, now_ns: float) -> None:
-        """Move on to instant `now_ns`, and end the batches that were due by then."""
+        """Advance the clock to instant `now_ns`, and end the batches that were due by then."""
         while self._running and self.next_end_ns() <= now_ns:
             self._at_ns = self.next_end_ns()
             self._work_ns, number = heapq.heappop(self._running)
@@ -184,7 +184,7 @@ class SharedTimetable:
         self._at_ns = now_ns
 
     def has_ended(self, number: int) -> bool:
-        """Whether batch `number` has ended; returns True only once for a batch, which is then forgotten."""
+        """Whether batch `number` has ended; True is returned only once for a batch, which is then forgotten."""
         ended = number in self._ended
         self._ended.discard(number)
         return ended
@@ -196,9 +196,9 @@ class SharedTimetable:
 class EmulatedDevice:
     """A device that is known only by its service time; a call occupies it, without the interpreter lock.
 
-    rows_max: rows that fit into its memory, None: any number. A serial device has a timetable instead of a
-    lock: a batch starts when it arrives or when the one before is due to end, whichever is later. So late
-    wake-ups do not add up while several threads keep it busy.
+    rows_max: rows that fit into its memory; None: any number. A serial device has a timetable instead of a lock: a
+    batch starts when it arrives or when the batch before it is due to end, whichever is later. So late wake-ups do not
+    add up while several threads use it.
     """
 
     def __init__(

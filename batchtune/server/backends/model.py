@@ -15,7 +15,7 @@ from batchtune.wire.tfserving.rest_json import GraphBatching
 
 
 def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
-    """Return an input of `rows` rows of zeros, or of empty strings; an open dimension has length 1."""
+    """Return an input of `rows` rows of zeros or of empty strings; an open dimension has length 1."""
     sizes = (spec.shape or (None,))[1:]
     length_of_free_dimension = 1
     shape = (rows, *(length_of_free_dimension if size is None else size for size in sizes))
@@ -46,14 +46,13 @@ def nothing_to_prepare(sizes: Sequence[int], at_once: int | None) -> None:
 class LoadedModel:
     """One version of a model, ready to run.
 
-    signatures, runs: by signature name. A run takes all inputs and returns all outputs of its signature;
-    several batch threads may call it at once; it raises StatusError. Signatures with one run share a batching
-    queue. metadata: a serialised tensorflow.serving.SignatureDefMap, b"": it is made from `signatures`.
-    emulated: there is no model, only a service time; parallel: an emulated device that runs batches at once,
-    none slower for it. empty(shape, dtype): allocates the array to gather a batch in. prepare(sizes,
-    at_once): prepares for batches of these numbers of rows, `at_once` of them at a time (None: unknown);
-    takes milliseconds to seconds, never fails, and may be called again. inside: the batchers in the model's
-    own graph.
+    signatures: name -> signature; runs: name of a signature -> function that takes all of its inputs and returns all of
+    its outputs. Several batch threads may call a run at once; it raises StatusError. Signatures with one run share a
+    batching queue. metadata: a serialised tensorflow.serving.SignatureDefMap, b"": it is made from `signatures`.
+    emulated: there is no model, only a service time; parallel: an emulated device that runs batches at once, none of
+    them slower. empty(shape, dtype): allocates the array to gather a batch in. prepare(sizes, at_once): prepares for
+    batches of these numbers of rows, `at_once` of them at a time (None: unknown); takes milliseconds to seconds, never
+    fails, and may be called again. inside: the batchers in the model's own graph.
     """
 
     signatures: Mapping[str, Signature]
@@ -71,10 +70,10 @@ class LoadedModel:
 class BackendOptions:
     """How to set up a framework.
 
-    device: auto, cpu, cuda or cuda:N. intra_op_threads, inter_op_threads: within an operation and over
-    operations, 0: the framework's choice. session_config_file: path of a text ConfigProto, over which the
-    other options are set, "": none. memory_fraction: per_process_gpu_memory_fraction, 0: grow as needed.
-    torch_dtype: as_exported, float32, float16 or bfloat16.
+    device: auto, cpu, cuda or cuda:N. intra_op_threads, inter_op_threads: threads within an operation and over
+    operations, 0: the framework's choice. session_config_file: path of a text ConfigProto, which the other options
+    override, "": none. memory_fraction: per_process_gpu_memory_fraction, 0: grow as needed. torch_dtype: as_exported,
+    float32, float16 or bfloat16.
     """
 
     device: str = "auto"

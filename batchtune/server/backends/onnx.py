@@ -63,10 +63,10 @@ class _Field(NamedTuple):
 
 
 def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
-    """Return (serialised model whose large look-up tables refer to their values in the file, those tables).
+    """Return (the serialised model, whose large look-up tables refer to their values in the file; those tables).
 
-    None, so that ONNX Runtime reads the file, where it has no such tables, has weights in other files or
-    subgraphs, or is no model.
+    None, so that ONNX Runtime reads the file itself: it has no such tables, has weights in other files or subgraphs, or
+    is no model.
 
     Raises:
         OSError: the file cannot be read.
@@ -88,7 +88,7 @@ def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
 
 
 def read_weights(path: Path, weights: Sequence[Weight]) -> list[NDArray[Any]]:
-    """Return the values of tables, in order, as arrays of unsigned integers of their element size.
+    """Return the values of the tables, in order, as arrays of unsigned integers of their element size.
 
     Raises:
         OSError: the file cannot be read, or has become shorter.

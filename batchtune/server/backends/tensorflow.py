@@ -35,7 +35,8 @@ _SWAPPING = threading.Lock()
 
 @contextmanager
 def native_log_lines_dropped() -> Iterator[None]:
-    """Hold back what the process writes to file descriptor 2; write it at the end without native log lines.
+    """Return a context manager that holds back what the process writes to file descriptor 2, and writes it at the end
+    without native log lines.
 
     Lines of other threads are held back too. Only one thread at a time is inside.
     """
@@ -59,7 +60,7 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
     """Load a SavedModel with all signatures but those with tensors that cannot be sent (sparse, resources).
 
     Raises:
-        StatusError: FAILED_PRECONDITION where TensorFlow, the GPU or every usable signature is missing; else
+        StatusError: FAILED_PRECONDITION where TensorFlow, the GPU or every usable signature is missing; else the reason
             why the file cannot be loaded.
     """
     with nullcontext() if "TF_CPP_MIN_LOG_LEVEL" in os.environ else native_log_lines_dropped():

@@ -29,10 +29,10 @@ REGRESS_METHOD = "tensorflow/serving/regress"
 
 
 def classification_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Check that a signature can classify; returns the names of its outputs to compute: ("classes",),
-    ("scores",) or both.
+    """Check that a signature can classify; return the names of its outputs to compute: ("classes",), ("scores",) or
+    both.
 
-    check_method: the method name must be CLASSIFY_METHOD (--enable_signature_method_name_check).
+    check_method: whether the method name must be CLASSIFY_METHOD (--enable_signature_method_name_check).
 
     Raises:
         StatusError: INVALID_ARGUMENT when the signature cannot classify.
@@ -52,9 +52,9 @@ def classification_outputs(signature: Signature, *, check_method: bool) -> tuple
 
 
 def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str, ...]:
-    """Check that a signature can regress; returns the names of its outputs to compute: ("outputs",).
+    """Check that a signature can regress; return the names of its outputs to compute: ("outputs",).
 
-    check_method: the method name must be REGRESS_METHOD (--enable_signature_method_name_check).
+    check_method: whether the method name must be REGRESS_METHOD (--enable_signature_method_name_check).
 
     Raises:
         StatusError: INVALID_ARGUMENT when the signature cannot regress.
@@ -70,7 +70,7 @@ def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str
 
 
 def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
-    """Turn a tensorflow.serving.Input message into {"inputs": array of serialised Examples, one a row}.
+    """Convert a tensorflow.serving.Input message into {"inputs": array of serialised Examples, one for each row}.
 
     The bytes of a context are put before those of each example: protobuf merges concatenated messages.
 
@@ -94,7 +94,7 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
 
 
 def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
-    """Build a ClassificationResult of the model's "classes" and "scores", for so many examples.
+    """Build a ClassificationResult for `examples` examples from the model's "classes" and "scores".
 
     Raises StatusError INVALID_ARGUMENT where their shapes or dtypes are not a classification's.
     """
@@ -133,7 +133,7 @@ def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) ->
 
 
 def regression_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
-    """Build a RegressionResult of the model's "outputs", for so many examples.
+    """Build a RegressionResult for `examples` examples from the model's "outputs".
 
     Raises StatusError INVALID_ARGUMENT where shape or dtype is not a regression's.
     """

@@ -72,7 +72,7 @@ class Deadlines:
         self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
 
     def discard(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Stop watching the deadline of a call that has ended; does nothing where it is not watched."""
+        """Stop watching the deadline of a call that has ended; does nothing if it is not watched."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -104,8 +104,8 @@ _Submit = tuple[
 class PendingCalls(Generic[_Client]):
     """State that the calls of one front end share, and their counts; only for the thread of one event loop.
 
-    entrypoint: "REST" or "GRPC", as in TF Serving's metrics. reply: sends a client its answer; refuse: sends it
-    an error; is_gone: whether the client has given up its request.
+    entrypoint: "REST" or "GRPC", as in TF Serving's metrics. reply: sends a client its answer; refuse: sends a client
+    an error; is_gone: whether a client does not wait any more.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class PendingCalls(Generic[_Client]):
         """Count a request that ended with an error; code: gRPC's name.
 
         A client may invent any number of model names, of any length: the first 256 unknown names are counted
-        separately, cut to 256 characters, all others under "".
+        separately, cut to 256 characters; all others are counted under "".
         """
         names_max = 256
         name_characters_max = 256
@@ -236,9 +236,9 @@ class PendingCall(Generic[_Client]):
         output_names: tuple[str, ...] | None,
         take: Take | None = None,
     ) -> None:
-        """Submit a request at the end of this loop turn; its outcome goes to `take`, None: to `done`.
+        """Submit a request at the end of this loop turn; its outcome goes to `take` (None: to `done`).
 
-        output_names None: all outputs.
+        output_names: None: all outputs.
         """
         self._calls.submit(
             (self, servable, signature_name, inputs, output_names, self._deadline_ns, take or self.done)
@@ -274,10 +274,8 @@ class PendingCall(Generic[_Client]):
             self._calls.refuse(self._client, self._times.model_name, error)
 
     def expire(self) -> None:
-        """End the call because its deadline has passed, with TensorFlow Serving's two errors.
-
-        RESOURCE_EXHAUSTED where its request still waits in a batching queue, else DEADLINE_EXCEEDED.
-        """
+        """End the call because its deadline has passed, with one of TensorFlow Serving's two errors: RESOURCE_EXHAUSTED
+        if its request still waits in a batching queue, else DEADLINE_EXCEEDED."""
         if self.queued is not None and not self.queued.taken:
             self.fail(StatusError("RESOURCE_EXHAUSTED", EXPIRED_IN_QUEUE))
         else:
@@ -293,7 +291,7 @@ class PendingCall(Generic[_Client]):
 def check_predict_method(signature: Signature) -> None:
     """Check that Predict may call a signature, by its method name (--enable_signature_method_name_check).
 
-    Raises StatusError INTERNAL where the name is none of PREDICT_METHODS.
+    Raises StatusError INTERNAL where the name is not one of PREDICT_METHODS.
     """
     if signature.method_name not in PREDICT_METHODS:
         raise StatusError(
@@ -307,8 +305,8 @@ def check_predict_method(signature: Signature) -> None:
 class ModelTimes:
     """The two histograms, in microseconds, to which calls of one API on one model add their times.
 
-    runtime: from submission to the outputs, of every call that has outputs; request: from arrival to the
-    answer, of calls that succeed. Callers keep the object: to look it up costs as much as to add a time.
+    runtime: from submission to the outputs, for every call that has outputs; request: from arrival to the answer, for
+    calls that succeed. Callers keep the object: to look it up costs as much as to add a time.
     """
 
     model_name: str

@@ -59,10 +59,10 @@ Forward = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class HostDevice:
-    """The CPU; it records no graphs. Its methods say what those of CudaDevice do too.
+    """The CPU, which records no graphs; its methods have the docstrings for CudaDevice too.
 
-    records: whether the device can record graphs. lanes_max: most batches that run at once where the settings give
-    no number; None: no limit. A batch's thread calls staged, to_device, to_host and wait in this order.
+    records: whether the device can record graphs. lanes_max: most batches that run at once where the settings give no
+    number; None: no limit. A batch's thread calls staged, to_device, to_host and wait in this order.
     """
 
     records = False
@@ -107,15 +107,15 @@ class HostDevice:
         return nullcontext(stream)
 
     def wait(self, event: Any) -> None:
-        """Block until all work started on the current stream is done; `event` is one of `new_event`.
+        """Block until all work started on the current stream is done; `event` comes from `new_event`.
 
-        On the CPU work is done when its call returns.
+        On the CPU, work is done when its call returns.
         """
 
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
         """Record a run of `forward` for tensors of the shapes of `inputs`, on the current stream.
 
-        inputs: host tensors of `staged`; pool: of `new_pool`.
+        inputs: host tensors from `staged`; pool: from `new_pool`.
         """
         raise NotImplementedError
 
@@ -130,10 +130,12 @@ class HostDevice:
         return False
 
     def end_if_lost(self, error: BaseException) -> None:
-        """End the process with a message if, after this error, the device runs nothing any more; a CPU never is so."""
+        """End the process with a message if, after this error, the device runs no further work; a CPU never gets into
+        that state."""
 
     def free_cache(self) -> None:
-        """Give back memory that the framework caches and does not use; the allocator of the C library keeps little."""
+        """Return memory that the framework caches and does not use; on the CPU nothing: the allocator of the C library
+        caches little."""
 
 
 def first_line(error: BaseException) -> str:
@@ -200,8 +202,7 @@ class CudaDevice:
         return copy.copy_(output, non_blocking=True)
 
     def new_stream(self) -> Any:
-        """Return a stream that no other caller has; when all are taken, a shared one, on which `record`
-        fails."""
+        """Return a stream that no other caller has; if all are taken, a shared one, on which `record` fails."""
         with _OWNING:
             for _ in range(_STREAMS):
                 own = _OwnStream(self._torch.cuda.Stream(self.name))
@@ -267,12 +268,12 @@ TorchDevice = HostDevice | CudaDevice
 
 
 class CudaGraph:
-    """A recorded run of `forward`, which is recorded when it is made, on the current stream (not the default one).
+    """A recorded run of `forward`; making the object records it, on the current stream (not the default one).
 
     `replay` reads the tensors `inputs` and overwrites the tensors `outputs`.
 
-    Other threads may allocate and run meanwhile (capture_error_mode thread_local). torch.cuda.graph() is not
-    used because it waits for the whole device first.
+    Other threads may allocate and run meanwhile (capture_error_mode thread_local). torch.cuda.graph() is not used
+    because it waits for the whole device first.
     """
 
     def __init__(self, torch: Any, forward: Forward, inputs: list[Tensor], pool: Any) -> None:

@@ -51,7 +51,7 @@ class Lanes:
     def run(self, arrays: Arrays) -> list[NDArray[Any]]:
         """Run one batch and return its outputs; blocks for a free lane, then for the device, without the GIL.
 
-        Raises StatusError UNAVAILABLE after `close`, else what `forward` raises.
+        Raises StatusError UNAVAILABLE after `close`; exceptions of `forward` pass through.
         """
         device, torch = self._device, self._torch
         lane = self._free.take()
@@ -72,11 +72,10 @@ class Lanes:
     def prepare(self, examples: Sequence[Arrays], *, at_once: int | None) -> None:
         """Make `at_once` lanes (None: the device's lanes_max), each with a graph for each example's shapes.
 
-        The new lanes and graphs replace the present ones, unless these are for equal shapes and number: a
-        sweep that changes only the timeout records nothing again. Blocks until running batches have ended and
-        graphs are recorded, the largest first, since smaller ones share their memory; batches that come
-        meanwhile run without a graph. So do batches whose shapes cannot be recorded, or not within
-        RECORDING_LIMIT_S; a note on stderr says so.
+        The new lanes and graphs replace the present ones, unless these are for equal shapes and number: a sweep that
+        changes only the timeout records nothing again. Blocks until running batches have ended and graphs are recorded,
+        the largest first, since smaller ones share their memory; batches that arrive meanwhile run without a graph. So
+        do batches whose shapes cannot be recorded, or not within RECORDING_LIMIT_S; a note on stderr says so.
         """
         asked = frozenset(_shapes(arrays) for arrays in examples), at_once
         if not self._device.records or asked == self._prepared:
@@ -181,7 +180,8 @@ class _FreeLanes:
             return self._lanes[heapq.heappop(self._numbers)]
 
     def add(self, lane: _Lane) -> None:
-        """Give back a lane, which is then free."""
+        """Give a lane back: it is free again; while `renew` or `end` waits for running batches, it is dropped
+        instead."""
         with self._lock:
             self._taken -= 1
             if self._closed:
@@ -191,14 +191,14 @@ class _FreeLanes:
                 self._added.notify()
 
     def end(self) -> None:
-        """Wait for running batches, then drop all lanes; from now on `take` raises."""
+        """Wait for running batches, then drop all lanes; from now on `take` raises StatusError."""
         self._ended = True
         self.renew(0)
 
     def renew(self, count: int | None) -> list[_Lane]:
-        """Wait for running batches, then replace all lanes by `count` new ones, which are returned as taken.
+        """Wait for running batches, then replace all lanes by `count` new ones, which are returned and count as taken.
 
-        None: no lane now, and one whenever none is free. One caller at a time.
+        count None: no lane now, and a new one whenever no lane is free. One caller at a time.
         """
         with self._lock:
             self._numbers: list[int] = []

@@ -45,8 +45,8 @@ FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AssertionError, Memor
 class Forward:
     """Calls a module on tensors of its device; returns its tensor, tuple or dict as a list.
 
-    dtype: precision of a converted module, to which floating-point inputs are cast; outputs are cast back to
-    the dtypes of the signature. around: makes the context in which the module is called, None: none.
+    dtype: precision of a converted module, to which floating-point inputs are cast; outputs are cast back to the dtypes
+    of the signature. around: makes the context in which the module is called; None: no context.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ def forward_in(
 ) -> Forward:
     """Load a module so that it computes in the precision of --torch_dtype.
 
-    The whole module is converted if a batch of zeros then runs. A graph that was exported with fixed
-    precisions inside does not run converted: it keeps its weights, and its matrix products compute in
-    `dtype_name` (autocast). load: a fresh module at each call.
+    The whole module is converted if a batch of zeros then runs. A graph that was exported with fixed precisions inside
+    does not run converted: its weights stay as they are, and its matrix products compute in `dtype_name` (autocast).
+    load: returns a newly loaded module at each call.
     """
     if dtype_name == "as_exported":
         return Forward(torch, load(), outputs)
@@ -131,11 +131,11 @@ def _fault(torch: Any, forward: Forward, device: TorchDevice, inputs: Specs) -> 
 
 
 def load_torch_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
-    """Load `model.pt2`, else `model.pt`, as signature serving_default.
+    """Load `model.pt2`, or without it `model.pt`, as signature serving_default.
 
     Raises:
-        StatusError: FAILED_PRECONDITION where torch, the device or signature.yaml is missing,
-            RESOURCE_EXHAUSTED where memory is too small, INVALID_ARGUMENT for a file that torch refuses.
+        StatusError: FAILED_PRECONDITION where torch, the device or signature.yaml is missing, RESOURCE_EXHAUSTED where
+            memory is too small, INVALID_ARGUMENT for a file that torch refuses.
     """
     exported = version_directory / "model.pt2"
     path = exported if exported.is_file() else version_directory / "model.pt"

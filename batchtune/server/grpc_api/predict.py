@@ -67,8 +67,8 @@ _RAW_FIELDS = {"f": 5, "d": 6, "?": 11, "F": 9, "D": 12}
 class PredictCalls:
     """Answers Predict calls, later, by way of `pending`.
 
-    as_content: write tensors as tensor_content (--enable_serialization_as_tensor_content). check_methods:
-    check the signatures' method names (--enable_signature_method_name_check).
+    as_content: whether to write tensors as tensor_content (--enable_serialization_as_tensor_content). check_methods:
+    whether to check the signatures' method names (--enable_signature_method_name_check).
     """
 
     def __init__(
@@ -216,9 +216,9 @@ def _braced(names: Iterable[str]) -> str:
 
 
 class PredictResponses:
-    """Writes the answers of one signature of one version with the outputs named, in their order.
+    """Writes the answers of one signature of one version, with the outputs named, in their order.
 
-    as_content: write tensors as tensor_content (--enable_serialization_as_tensor_content).
+    as_content: whether to write tensors as tensor_content (--enable_serialization_as_tensor_content).
     """
 
     def __init__(
@@ -301,11 +301,10 @@ def _head(field: int, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictPlan:
-    """The content of a Predict request beside its tensors: model, version or label, signature, names.
+    """The content of a Predict request apart from its tensors: model, version or label, signature, names.
 
-    signature_name "": serving_default; input_names: sorted; output_filter (): all outputs. Requests with
-    equal content share one object, unless it is too long to be `remembered` (above _LITERAL_BYTES_MAX
-    characters).
+    signature_name "": serving_default; input_names: sorted; output_filter (): all outputs. Requests with equal content
+    share one object, unless it is too long to be `remembered` (above _LITERAL_BYTES_MAX characters).
     """
 
     model_name: str
@@ -318,11 +317,11 @@ class PredictPlan:
 
 
 class PredictRequests:
-    """Decodes Predict requests, by the plans and templates of earlier ones where these fit.
+    """Decodes Predict requests, by the plans and templates of earlier requests where these fit.
 
-    A plan is a request's content beside its tensors; a template the bytes around a request's values, by which
-    further requests are read without parsing. Whatever clients send, at most 4,096 templates and 512 plans of
-    1 kB each are kept: about 10 MB in all.
+    A plan is a request's content apart from its tensors; a template is the bytes around a request's values, by which
+    further requests are read without parsing. Whatever clients send, at most 4,096 templates and 512 plans of 1 kB each
+    are stored: about 10 MB in all.
     """
 
     def __init__(self) -> None:
@@ -332,13 +331,13 @@ class PredictRequests:
     def decode(self, message: bytes) -> tuple[PredictPlan, dict[str, NDArray[Any]] | None, Any]:
         """Return (plan, inputs, request) of a serialised PredictRequest.
 
-        plan: the request's content beside its tensors. Where a template of an earlier request fits, inputs
-        are read-only views of `message` by name, and request is None; else inputs are None and request is the
-        parsed PredictRequest, for `decode_inputs`.
+        plan: the request's content apart from its tensors. Where a template of an earlier request fits, inputs is name
+        -> read-only view of `message`, and request is None; else inputs is None and request is the parsed
+        PredictRequest, for `decode_inputs`.
 
         Raises:
-            StatusError: INTERNAL when the message is no PredictRequest; INVALID_ARGUMENT without a
-                model_spec, or with thousands of inputs.
+            StatusError: INTERNAL when the message is no PredictRequest; INVALID_ARGUMENT without a model_spec, or with
+                thousands of inputs.
         """
         known = self._templates.get(len(message))
         if known is not None:
@@ -396,7 +395,8 @@ class PredictRequests:
 
 
 def read_model_spec(spec: Any) -> tuple[str, int | None, str | None, str]:
-    """Return (name, version, label, signature name) of a ModelSpec; unset: "", None, None, ""."""
+    """Return (name, version, label, signature name) of a ModelSpec; a field that is not set gives "", None, None or
+    ""."""
     choice = spec.WhichOneof("version_choice")
     return (
         spec.name,
@@ -441,10 +441,9 @@ class _Templates:
         self._attempts = 0
 
     def learn(self, message: bytes, request: Any, plan: PredictPlan) -> None:
-        """Add a template of a message that fitted none, unless there have been 8 such messages already.
+        """Add a template of a message that fitted no template, unless there have been 8 such messages already.
 
-        request: the message parsed. No template is made where values are not plain bytes or literals are too
-        long.
+        request: the parsed message. No template is made where values are not plain bytes or literals are too long.
         """
         templates_per_length = 8
         if self._attempts < templates_per_length:
@@ -474,7 +473,7 @@ class _Template:
         self.plan = plan
 
     def match(self, message: bytes) -> dict[str, NDArray[Any]] | None:
-        """Return the inputs of a message by name, as views of it, if its literals agree, else None.
+        """Return name -> view of the message for its inputs, if its literals agree with the template's; else None.
 
         The message must have the template's length.
         """

@@ -87,7 +87,7 @@ _POLL_S = 0.5
 
 
 class HealthCalls:
-    """Answers Check and Watch of the health service; services: full names that stand for the whole server."""
+    """Answers Check and Watch of the health service; services: full names, each of which means the whole server."""
 
     def __init__(self, models: ModelRepository, services: Iterable[str]) -> None:
         self._models = models
@@ -98,7 +98,7 @@ class HealthCalls:
         self._polling = False
 
     def stop(self) -> None:
-        """Answer NOT_SERVING from now on, and end every watch with it: a drain waits for all streams."""
+        """From now on answer NOT_SERVING, and end every watch with that status: a drain waits for all streams."""
         self._stopping = True
         self._tell_watchers()
         for stream in list(self._watchers):
@@ -116,7 +116,7 @@ class HealthCalls:
         call.reply(_response(status))
 
     def watch(self, stream: GrpcStream) -> None:
-        """Serve Watch: send the status now and after each change; it is read every _POLL_S seconds."""
+        """Serve Watch: send the status now and after each change; the status is read every _POLL_S seconds."""
 
         unknown_name_bytes_max = 256  # Of a name that is watched before it exists; a client may send 64 MiB.
 
@@ -202,8 +202,8 @@ def make_grpc_api(
 ) -> tuple[Callable[[GrpcCall], None], Mapping[str, Callable[[GrpcStream], None]], Callable[[], None]]:
     """Make the services of a repository, as functions to be called on the event loop.
 
-    Returns (what starts a unary call, path of a method -> what serves a stream, what makes the health service answer
-    NOT_SERVING, before the server drains).
+    Returns (a function that starts a unary call, path of a method -> function that serves a stream, a function that
+    makes the health service answer NOT_SERVING, before the server drains).
     """
     pending: PendingCalls[GrpcCall] = PendingCalls(
         *(metrics, "GRPC", repository),
@@ -252,7 +252,7 @@ _logger = logging.getLogger(__name__)
 class ModelServiceCalls:
     """Answers GetModelMetadata, GetModelStatus and HandleReloadConfigRequest.
 
-    metrics: names of metrics -> their present values by name, as `Metrics.first_values`.
+    metrics: a function of names of metrics that returns name -> present value (`Metrics.first_values`).
     """
 
     def __init__(self, models: ModelRepository, metrics: Callable[[Iterable[str]], dict[str, int]]) -> None:

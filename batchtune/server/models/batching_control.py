@@ -33,8 +33,7 @@ _MODELS = "models"
 class BatchingControl:
     """The batching settings in force, for all servables of the process.
 
-    deliver: called on any thread with the completions of a batch. on_loop: has the event loop call a function
-    soon.
+    deliver: called on any thread with the completions of a batch. on_loop: makes the event loop call a function soon.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class BatchingControl:
         return self._pool.settings
 
     def attach(self, servable: Servable) -> None:
-        """Open a servable for requests under the settings in force and under all later ones.
+        """Open a servable for requests, under the settings in force and all later ones.
 
         Raises:
             StatusError: INVALID_ARGUMENT where the servable's own parameters break a rule.
@@ -69,10 +68,10 @@ class BatchingControl:
             self._servables.append(servable)
 
     def detach(self, servable: Servable) -> None:
-        """Forget a servable that is about to be closed.
+        """Remove a servable that is about to be closed: later settings do not apply to it.
 
-        Blocks until every replaced pool has answered its requests: then only the pool in force has requests
-        of the servable.
+        Blocks until every replaced pool has answered its requests: then only the pool in force has requests of the
+        servable.
         """
         with self._lock:
             self._servables.remove(servable)
@@ -81,10 +80,10 @@ class BatchingControl:
             thread.join()
 
     def in_force(self) -> dict[str, Any]:
-        """Return the answer of GET /v1/tuning/batching_parameters, by key.
+        """Return key -> value of the answer to GET /v1/tuning/batching_parameters.
 
-        enable_batching; with batching also batch_scheduler, the parameters that are set, and length_buckets
-        and models where there are any.
+        enable_batching; with batching also batch_scheduler, the parameters that are set, and length_buckets and models
+        if there are any.
         """
         settings = self._pool.settings
         shown: dict[str, Any] = {"enable_batching": settings.enabled}
@@ -99,13 +98,13 @@ class BatchingControl:
         return shown
 
     def replace(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Put other parameters in force, and return what `in_force` shows then. Blocks for milliseconds.
+        """Put other parameters in force, and return what `in_force` returns then. Blocks for milliseconds.
 
-        wanted: keys and values as `in_force` returns them. Without enable_batching: true; without
-        batch_scheduler or length_buckets (a list, "32,64", "auto", "none"): as at present; without any other
-        key: the server's default. They hold for all models but those in `models` ({NAME: {max_batch_size:
-        …}}), which have those parameters in place of them; all models share the batch threads. Requests that
-        are queued or running under the old parameters are answered under them.
+        wanted: keys and values as `in_force` returns them. An absent enable_batching means true; an absent
+        batch_scheduler or length_buckets (a list, "32,64", "auto", "none") the present value; any other absent key the
+        server's default. They hold for all models except those in `models` ({NAME: {max_batch_size: …}}), which have
+        the parameters given there instead; all models share the batch threads. Requests that are queued or running
+        under the old parameters are answered under them.
 
         Raises:
             BatchingParametersError: a name, type or value that TF Serving would refuse; nothing has changed.
@@ -140,7 +139,7 @@ class BatchingControl:
         return self._pool.queue_depths()
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Return session name -> its length boundaries now, of the sessions that have length buckets."""
+        """Return name -> present length boundaries of each session that has length buckets."""
         return self._pool.length_boundaries()
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def aspired_versions(policy: VersionPolicy, present: Sequence[int]) -> list[int]
 
 
 def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
-    """Return (version number -> directory of each version to serve, reason why there are none or "").
+    """Return (version number -> directory of each version to serve, "" or the reason why there are no versions).
 
     Of directories that name the same version, such as 7 and 007, the last by name counts.
     """
@@ -74,9 +74,8 @@ def aspired_versions_on_disk(model: ModelConfig) -> tuple[dict[int, Path], str]:
 def read_model_config_file(path: Path, *, may_be_empty: bool = False) -> tuple[ModelConfig, ...]:
     """Read the models of a text ModelServerConfig file.
 
-    may_be_empty: at the start of the server an empty file means no models (()). Later it is a file that
-    somebody is writing just now, an error; `model_config_list { }` is how a file says that no model shall be
-    served.
+    may_be_empty: at the start of the server an empty file means no models (()). Later an empty file is an error, since
+    somebody is perhaps writing it just now; `model_config_list { }` is how a file says that no model is to be served.
 
     Raises:
         UsageError: a file that cannot be read or parsed, or that breaks a rule.

@@ -37,11 +37,11 @@ _logger = logging.getLogger(__name__)
 class ModelRepository:
     """All models of the process.
 
-    open_servable(name, version, directory): loads and warms up a version on a load thread, may raise
-    StatusError. close_servable: answers a version's queued requests and frees it.
-    on_loop: has the event loop call a function soon; a version is closed only after two loop turns, when each
-    request that found it has been submitted. on_dead: called if the keeper thread ends before the repository
-    is closed. flags: when and how versions are loaded.
+    open_servable(name, version, directory): loads and warms up a version on a load thread, may raise StatusError.
+    close_servable: answers a version's queued requests and frees it.
+    on_loop: makes the event loop call a function soon; a version is closed only after two loop turns, when each request
+    that found it has been submitted. on_dead: called if the keeper thread ends before the repository is closed. flags:
+    when and how versions are loaded.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class ModelRepository:
     def wait_until_loaded(self) -> None:
         """Block until each configured model has an AVAILABLE version, or can have none any more.
 
-        A base path that is missing or empty is waited for, as TF Serving does, unless the disk is looked at
-        only once (--file_system_poll_wait_seconds=0).
+        A base path that is missing or empty is waited for, as in TF Serving, unless the disk is read only once
+        (--file_system_poll_wait_seconds=0).
 
         Raises:
-            StatusError: UNKNOWN where a model has no AVAILABLE version, FAILED_PRECONDITION for a label of a
-                version that is not AVAILABLE.
+            StatusError: UNKNOWN where a model has no AVAILABLE version, FAILED_PRECONDITION for a label of a version
+                that is not AVAILABLE.
         """
         with self._book.changed:
             self._book.changed.wait_for(lambda: self._closing or self._ended or self._is_settled())
@@ -108,7 +108,9 @@ class ModelRepository:
         """Serve exactly the models of `config`; blocks until each is loaded or has failed.
 
         Raises:
-            StatusError: INVALID_ARGUMENT for an invalid configuration (nothing changes); else as `configure`.
+            StatusError: INVALID_ARGUMENT for an invalid configuration (nothing changes), UNKNOWN where a model did not
+                become available, FAILED_PRECONDITION for a label of a version that is not AVAILABLE, INTERNAL where the
+                disk could not be read, UNAVAILABLE while the server ends.
         """
         self.configure(models_of(config))
 
@@ -116,9 +118,8 @@ class ModelRepository:
         """Serve exactly these models; blocks until each is loaded or has failed. Concurrent calls take turns.
 
         Raises:
-            StatusError: UNKNOWN where a model did not become available, FAILED_PRECONDITION for a label of a
-                version that is not AVAILABLE, INTERNAL where looking at the disk failed, UNAVAILABLE while
-                the server ends.
+            StatusError: UNKNOWN where a model did not become available, FAILED_PRECONDITION for a label of a version
+                that is not AVAILABLE, INTERNAL where the disk could not be read, UNAVAILABLE while the server ends.
         """
         with self._reconfiguring:
             with self._book.changed:
@@ -132,7 +133,7 @@ class ModelRepository:
             self._adopt_labels(models)
 
     def stop(self) -> None:
-        """Begin no further load or unload, and end every wait for models; loaded versions still answer."""
+        """Begin no further load or unload, and end every wait for models; loaded versions go on answering."""
         with self._book.changed:
             self._closing = True
             self._book.changed.notify_all()

@@ -39,8 +39,8 @@ from batchtune.wire.tfserving.tensors import signature_to_def
 class ConcurrencyLimit:
     """Admits at most `limit` requests at once, at least 1; only for the event loop's thread.
 
-    inside: number of requests that were admitted and are not answered; waiting: functions that start the
-    requests that wait to be admitted.
+    inside: number of requests that were admitted and are not answered; waiting: functions that start the requests which
+    wait to be admitted.
     """
 
     def __init__(self, limit: int) -> None:
@@ -49,8 +49,8 @@ class ConcurrencyLimit:
         self.waiting: deque[Callable[[], None]] = deque()
 
     def enter_or_wait(self, start: Callable[[], None]) -> None:
-        """Call `start` now if the limit admits another request, else when it admits one; requests that wait
-        are started in order of arrival.
+        """Call `start` as soon as the limit admits another request, perhaps now; waiting requests are started in order
+        of arrival.
 
         Raises:
             StatusError: RESOURCE_EXHAUSTED while WAITING_MAX requests wait.
@@ -78,9 +78,9 @@ class Servable:
     """One version of a model: a session for each signature, on the session pool that is in force.
 
     Signatures with the same tensors share a session, and so a batching queue.
-    own_parameters: those of the version's batching_params.pbtxt, None: it has none. stages: the stages around
-    the model, None: it has none. limit: the limit on requests inside the server, which all servables share,
-    and the function that delivers the refusal of a request that has waited for it; None: no limit.
+    own_parameters: those of the version's batching_params.pbtxt; None: it has none. stages: the stages around the
+    model; None: it has none. limit: (the limit on requests inside the server, which all servables share; the function
+    that delivers the refusal of a request that has waited for it); None: no limit.
     """
 
     def __init__(
@@ -121,14 +121,15 @@ class Servable:
         deadline_ns: int | None,
         done: Done,
     ) -> Queued | None:
-        """Run a request; `done(outputs, None)` or `done(None, error)` follows. Both on the event loop.
+        """Run a request; later `done(outputs, None)` or `done(None, error)` is called. Both calls are made on the event
+        loop.
 
-        output_names None: all; deadline_ns: on CLOCK_MONOTONIC, None: no deadline. Returns the queued
-        request, None where the model is not batched or a limit on the requests inside applies.
+        output_names: None: all; deadline_ns: on CLOCK_MONOTONIC, None: no deadline. Returns the queued request; None:
+        the model is not batched, or a limit on the requests inside applies.
 
         Raises:
-            StatusError: the request is refused at once (unknown signature, wrong tensors, too many rows, full
-                queue, closed version); `done` is not called.
+            StatusError: the request is refused at once (unknown signature, wrong tensors, too many rows, full queue,
+                closed version); `done` is not called.
         """
         session = self._sessions.get(signature_name)
         if session is None:
@@ -166,15 +167,15 @@ class Servable:
         return None
 
     def use(self, pool: SessionPool) -> None:
-        """Open sessions on `pool` and send requests to them from now on; the sessions used so far stay open.
+        """Open sessions on `pool` and from now on send requests to them; earlier sessions stay open.
 
         Raises:
-            StatusError: INVALID_ARGUMENT for parameters that break a rule; then nothing has changed.
+            StatusError: INVALID_ARGUMENT for parameters that break a rule; nothing has changed.
         """
         self.switch(pool, self.open_sessions(pool))
 
     def open_sessions(self, pool: SessionPool) -> dict[str, Session]:
-        """Open sessions on `pool`, and prepare the model for their batch sizes; requests do not go there yet.
+        """Open sessions on `pool`, and prepare the model for their batch sizes; requests are not sent there yet.
 
         Returns signature name -> session, for `switch`; {} once the version is closed. Raises StatusError
         INVALID_ARGUMENT for parameters that break a rule; then no session stays open.
@@ -240,7 +241,8 @@ class Servable:
             model.close()
 
     def summary(self) -> str:
-        """Describe in a line the inputs, outputs and batching of the default signature, else of the first."""
+        """Describe in a line the inputs, outputs and batching of the default signature, or of the first if there is no
+        default."""
         names = sorted(self.signatures, key=lambda name: (name != DEFAULT_SIGNATURE, name))
         if self._pool is None or not names:
             return "closed"
@@ -335,8 +337,8 @@ class VersionStatus:
 class VersionEntry:
     """One version of a model.
 
-    servable: None unless it is AVAILABLE. attempts: loads so far, since the last that succeeded. retry_at_s:
-    when a failed load is tried again (time.monotonic), None: no failed load waits for that.
+    servable: None unless it is AVAILABLE. attempts: number of loads since the last that succeeded. retry_at_s: when a
+    failed load is tried again (time.monotonic); None: no failed load is to be tried again.
     """
 
     status: VersionStatus
@@ -348,8 +350,8 @@ class VersionEntry:
 class VersionBook:
     """The state of each version, and which servable answers for a model's name, version or label.
 
-    entries: model name -> version number -> entry; labels: model name -> label -> version number. `changed`
-    guards every change and notifies of it.
+    entries: model name -> version number -> entry; labels: model name -> label -> version number. `changed`: a
+    condition that guards every change, and is notified of it.
     """
 
     def __init__(self) -> None:
@@ -360,11 +362,11 @@ class VersionBook:
         self._latest: Mapping[str, Servable] = {}
 
     def find(self, name: str, *, version: int | None = None, label: str | None = None) -> Servable:
-        """Return the servable of a model's version or label, else of its highest AVAILABLE version.
+        """Return the servable of a model's version or label; without these, of its highest AVAILABLE version.
 
         Raises:
-            StatusError: NOT_FOUND where that version is not AVAILABLE, INVALID_ARGUMENT for an unknown label
-                or "" as name.
+            StatusError: NOT_FOUND where that version is not AVAILABLE, INVALID_ARGUMENT for an unknown label or an
+                empty name.
         """
         if not name:
             raise StatusError("INVALID_ARGUMENT", "ModelSpec has no name specified.")
@@ -383,7 +385,7 @@ class VersionBook:
         return loaded
 
     def statuses(self, name: str, *, version: int | None = None) -> list[VersionStatus]:
-        """Return the states of a model's versions, highest number first, or of one version alone.
+        """Return the states of a model's versions, highest number first; `version`: only of that version.
 
         Raises:
             StatusError: NOT_FOUND for an unknown model or version.
@@ -402,7 +404,7 @@ class VersionBook:
         return self._available.get(name, {})
 
     def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:
-        """Set a version's state and the servable that `find` returns for it from now on (None: none)."""
+        """Set a version's state, and the servable that `find` returns for it from now on (None: it is not found)."""
         with self.changed:
             entry.servable = servable
             entry.status = status
@@ -420,7 +422,7 @@ class VersionBook:
             self.changed.notify_all()
 
     def announce(self, versions: Iterable[tuple[str, int]]) -> None:
-        """Add each (model name, version number) that is new or had ended, in state START."""
+        """Add each (model name, version number) that is new or has ended, in state START."""
         with self.changed:
             for name, version in versions:
                 entries = self.entries.setdefault(name, {})
@@ -428,10 +430,11 @@ class VersionBook:
                     entries[version] = VersionEntry(status=VersionStatus(version=version, state="START"))
 
     def failures(self, names: Iterable[str], complaints: Mapping[str, str]) -> list[str]:
-        """Return the reasons why models have no AVAILABLE version, in the words of TF Serving's ServerCore.
+        """Return the reasons why models have no AVAILABLE version, with the text of TF Serving's ServerCore; []: each
+        of `names` has one.
 
-        A line for each version that failed to load; for a model without such versions, one line. complaints:
-        model name -> why no version is on disk. [] where each of `names` has an AVAILABLE version.
+        A line for each version that failed to load; for a model without such versions, one line. complaints: model name
+        -> why no version is on disk.
         """
         failures = []
         for name in names:
@@ -447,10 +450,10 @@ class VersionBook:
         return failures
 
     def check_labels(self, model: ModelConfig) -> None:
-        """Check that the labels that a model has now got name AVAILABLE versions.
+        """Check that each label that `model` newly sets names an AVAILABLE version.
 
         Raises:
-            StatusError: FAILED_PRECONDITION for a label of any other version, unless it is in force already.
+            StatusError: FAILED_PRECONDITION for a label of any other version, unless that label is already in force.
         """
         for label, version in model.labels.items():
             known = self.labels.get(model.name, {}).get(label) == version

@@ -32,12 +32,12 @@ def warm_up(
 ) -> None:
     """Run the recorded requests and the batches of zeros, each `iterations` times.
 
-    parameters: those of the model's batches, None: not batched. A batch of zeros that the model refuses is
-    noted on stderr, and larger ones of that signature are not run.
+    parameters: those of the model's batches; None: it is not batched. If the model refuses a batch of zeros, a note is
+    written to stderr, and larger batches of that signature are not run.
 
     Raises:
-        StatusError: DATA_LOSS for a recorded request that cannot be read or does not fit its signature, else
-            the error of a recorded request that fails, as in TF Serving.
+        StatusError: DATA_LOSS for a recorded request that cannot be read or does not fit its signature; as in TF
+            Serving, the error of a recorded request that fails.
     """
     path = version_directory / WARMUP_FILE
     for number, signature_name, inputs in _recorded(path):
@@ -57,7 +57,8 @@ def warm_up(
 def expected_sizes(parameters: BatchingParameters | None) -> tuple[int, ...]:
     """Return the numbers of rows, ascending, for which a CUDA graph pays; parameters None: not batched.
 
-    The allowed sizes, since no others occur; else 1 to 16 and the largest, which is most frequent under load.
+    The allowed sizes, since no other sizes occur; without these 1 to 16 and the largest, which is most frequent under
+    load.
     """
     unbatched_sizes = (1, 2, 4, 8)
     if parameters is None:

@@ -76,7 +76,7 @@ Action = Literal["classify", "regress", "predict", "status", "metadata"]
 class Route:
     """A call of the API on a model.
 
-    model_name "": the path names none; version, label None: not given, then the highest AVAILABLE version.
+    model_name "": the path has no name; version and label None: not given, and the highest AVAILABLE version is meant.
     """
 
     action: Action
@@ -91,7 +91,7 @@ def is_api_path(raw_path: bytes) -> bool:
 
 
 def find_route(method: str, raw_path: bytes) -> Route:
-    """Return the call that a request's method and path name.
+    """Return the call that a request's method and path mean.
 
     Raises:
         StatusError: INVALID_ARGUMENT for a path or method without a call, and for a version beyond int64.
@@ -120,7 +120,7 @@ def _route(action: str, name: bytes | None, version: bytes | None, label: bytes 
 
 
 def status_answer(models: ModelRepository, route: Route) -> bytes:
-    """Return the states of a model's versions as JSON; a label is ignored, as TensorFlow Serving does.
+    """Return the states of a model's versions as JSON; a label is ignored, as in TensorFlow Serving.
 
     Raises StatusError: INVALID_ARGUMENT without a model's name, NOT_FOUND for an unknown model or version.
     """
@@ -141,7 +141,8 @@ def status_answer(models: ModelRepository, route: Route) -> bytes:
 def metadata_answer(models: ModelRepository, route: Route) -> bytes:
     """Return the signatures of a model as JSON (protobuf's JSON of a SignatureDefMap).
 
-    Raises StatusError: INVALID_ARGUMENT without a model's name, else as `ModelRepository.find`.
+    Raises StatusError: INVALID_ARGUMENT without a model's name or for an unknown label, NOT_FOUND for a version that is
+    not AVAILABLE.
     """
     from google.protobuf.json_format import MessageToDict
 
@@ -190,8 +191,8 @@ else ""; where their times are counted)."""
 class RestCalls:
     """Answers calls on models.
 
-    timeout_s: limit of a predict, classify or regress call, 0: none. check_methods: check the signatures'
-    method names (--enable_signature_method_name_check).
+    timeout_s: limit of a predict, classify or regress call, 0: no limit. check_methods: whether to check the
+    signatures' method names (--enable_signature_method_name_check).
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class RestCalls:
         self._bindings: Memo[int, _Binding] = Memo(1_024)
 
     def start(self, route: Route, body: bytes, respond: Respond) -> None:
-        """Start a predict, classify or regress call; `respond` is called later, or now for an error."""
+        """Start a predict, classify or regress call; `respond` is called later, for an error at once."""
         started_ns = time.monotonic_ns()
         is_predict = route.action == "predict"
         if len(body) > (PREDICT_ON_LOOP_BYTES_MAX if is_predict else EXAMPLES_ON_LOOP_BYTES_MAX):

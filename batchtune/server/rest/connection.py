@@ -22,8 +22,7 @@ _AHEAD_BYTES = 1 << 16  # a pipelining client keeps us busy between two of our a
 class RestConnection(asyncio.Protocol):
     """One client's connection; answers one request at a time, in order.
 
-    listener: counts the bytes that all clients together make the server hold, and lets connections take
-    turns.
+    listener: counts the bytes in memory for all clients together, and lets connections work in turns.
     """
 
     def __init__(self, service: RestApi, *, limits: RestLimits, listener: Listener) -> None:
@@ -65,13 +64,13 @@ class RestConnection(asyncio.Protocol):
 
     @property
     def arriving_bytes(self) -> int:
-        """Number of bytes held of incomplete requests and of requests that wait for their turn."""
+        """Number of bytes in memory of incomplete requests and of requests that wait for their turn."""
         parser = self._parser
         return len(self._unparsed) + (parser.arrived_bytes if parser.arriving else 0)
 
     @property
     def unsent_bytes(self) -> int:
-        """Number of bytes held of answers that the client has not read."""
+        """Number of bytes in memory of answers that the client has not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
@@ -80,7 +79,7 @@ class RestConnection(asyncio.Protocol):
         return self._answering is not None or self._clogged or self._waits_turn
 
     def refuse_arriving(self) -> None:
-        """Refuse the incomplete request with 503; abort the connection where another is being answered."""
+        """Refuse the incomplete request with 503; if another request is being answered, abort the connection."""
         if self._answering is not None or self._clogged or self._parser.ready:
             self.abort()
         else:
@@ -100,9 +99,9 @@ class RestConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close_if_due(self) -> None:
-        """Close the connection if it exceeds the times of RestLimits; the listener calls it now and then.
+        """Close the connection if it exceeds the times of RestLimits; the listener calls this regularly.
 
-        Too long without a request, or without a byte of one; a request that arrives too slowly; an answer of
+        That is: too long without a request, or without a byte of it; a request that arrives too slowly; an answer of
         which the client reads nothing.
         """
         transport, limits, now_s = self._transport, self._limits, self._loop.time()
@@ -178,10 +177,10 @@ class RestConnection(asyncio.Protocol):
         self._advance()
 
     def respond(self, status: int, answer: bytes, *header_lines: bytes) -> None:
-        """Write the answer to the request under way, in one piece, and go on with the next request.
+        """Write the answer to the request under way, in one piece, and continue with the next request.
 
-        header_lines: header fields that replace the API's usual ones, each with its line end. Does nothing
-        where the connection is closed.
+        header_lines: header fields that replace the API's usual ones, each with its line end. Does nothing if the
+        connection is closed.
         """
         head, self._answering = self._answering, None
         transport = self._transport

@@ -48,8 +48,8 @@ _GZIP = re.compile(rb"(?:^|,)[ \t]*gzip[ \t]*(?:;[ \t]*q=(?P<weight>[0-9.]+)[ \t
 class Head:
     """The head of one request.
 
-    fields: those of NOTED_FIELDS, by name in lower case. body_bytes: its content-length, -1 without one.
-    route: the model call that it names, None: another request.
+    fields: lower-case name -> value, of NOTED_FIELDS only. body_bytes: its content-length, -1 without one. route: the
+    model call that it names; None: another request.
     """
 
     __slots__ = ("body_bytes", "fields", "is_http_1_0", "keep_alive", "method", "route", "target")
@@ -83,8 +83,8 @@ class Head:
         return accepted is not None and accepted["weight"] not in {b"0", b"0.0", b"0.00", b"0.000"}
 
     def is_remembered(self, written: bytes, *, but_with: set[bytes]) -> bool:
-        """Whether the head, which was `written` so, is short, a POST with a content-length, keeps the connection, and
-        has none of the fields `but_with`."""
+        """Whether the head, whose bytes are `written`, may be looked up by them later: it is short, a POST with a
+        content-length that keeps the connection, and has none of the fields `but_with`."""
         kept_bytes_max = 1024  # a head of curl, wrk, requests or a load balancer has 100 to 700
         return (
             len(written) <= kept_bytes_max
@@ -101,7 +101,7 @@ class Head:
         return self.fields.get(b"expect", b"").lower() == b"100-continue"
 
     def without_upgrade(self) -> bytes:
-        """Return the head as bytes, without the `Upgrade` field, by which a client offers another protocol."""
+        """Return the head as bytes without its `Upgrade` field, with which a client offers another protocol."""
         lines = [b"%b: %b\r\n" % field for field in self.fields.items() if field[0] != b"upgrade"]
         version = b"1.0" if self.is_http_1_0 else b"1.1"
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method.encode(), self.target, version, b"".join(lines))
@@ -110,7 +110,7 @@ class Head:
 class HttpRequest:
     """A request: its head, and the pieces of its body that have arrived (`size` bytes).
 
-    refused: (HTTP status, text) of the error to answer it with, None: it is well formed.
+    refused: (HTTP status, text) of the error to answer with; None: the request is well formed.
     """
 
     __slots__ = ("head", "pieces", "refused", "size")
@@ -122,7 +122,8 @@ class HttpRequest:
         self.refused = refused
 
     def add(self, piece: bytes) -> None:
-        """Add the next piece of the body; from the 1,025th on they are joined: each may be a single byte."""
+        """Add the next piece of the body; from the 1,025th piece on they are joined, since each may be a single
+        byte."""
         self.size += len(piece)
         # Each takes 60 bytes beside its own; a body of 64 MiB that is read 64 KiB at a time has as many.
         pieces_max = 1024
@@ -141,7 +142,7 @@ class HttpRequest:
 def origin_form(target: bytes) -> bytes:
     """Return the path and query of a request's target, which may be an absolute URL.
 
-    A target that is no URL is returned as it is.
+    A target that is no URL is returned unchanged.
     """
     if target.startswith(b"/") and b"#" not in target:
         return target
@@ -156,9 +157,9 @@ def origin_form(target: bytes) -> bytes:
 class RestLimits:
     """Limits of a connection, in seconds and bytes.
 
-    idle_s: between two requests. stalled_s: without a byte in either direction while a request or answer is
-    under way; a whole request may take stalled_s + its bytes / bytes_per_s_min. head_bytes_max, fields_max:
-    of one head. shared: limits of what all connections hold together.
+    idle_s: between two requests. stalled_s: without a byte in either direction while a request or answer is under way;
+    a whole request may take stalled_s + its bytes / bytes_per_s_min. head_bytes_max, fields_max: for one head. shared:
+    limits on what is in memory for all connections.
     """
 
     idle_s: float = 3600.0
@@ -172,9 +173,9 @@ class RestLimits:
 class RequestParser:
     """Parses the requests of a connection; appends each that is complete, or refused, to `ready`.
 
-    arriving: a request has begun and not ended. ended: a request was refused, so no further one can be found.
-    owes_continue: the client waits for a 100 before it sends the body. on_head: called with each head. now_s:
-    the event loop's clock.
+    arriving: whether a request has begun and not ended. ended: whether a request was refused, so that no further one
+    can be found. owes_continue: whether the client waits for a 100 before it sends the body. on_head: called with each
+    head. now_s: the event loop's clock.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class RequestParser:
         return min(read_bytes, request.head.body_bytes - request.size + ahead_bytes)
 
     def feed(self, data: bytearray) -> bytes | bytearray:
-        """Parse bytes; returns bytes that are to be fed again, ahead of the rest that has arrived."""
+        """Parse bytes; return those that have to be fed again, ahead of the rest that has arrived."""
         if self.ended or self._parser is None:
             return b""
         events = self._events
@@ -240,7 +241,7 @@ class RequestParser:
         self._refuse(status, text)
 
     def close(self) -> None:
-        """Drop what has arrived, and every reference that would keep the connection in memory."""
+        """Discard what has arrived, and every reference that would keep the connection in memory."""
         self._parser = self._request = None
         self._target, self._fields, self._on_head = b"", {}, _nobody
         self.ready.clear()

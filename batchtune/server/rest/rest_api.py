@@ -34,8 +34,8 @@ from batchtune.wire.status import FAULT, HTTP_CODES, StatusError
 def check_client(peer: str, head: Head) -> None:
     """Check that a client of the tuning API is a program of this machine.
 
-    Refused are other machines, web pages (also with a name of their own that points here: DNS rebinding), and
-    proxies, by the fields that they add or by HTTP/1.0, which nginx speaks by default. peer: the client's
+    Other machines are refused, and web pages (also those whose own name resolves to this machine: DNS rebinding), and
+    proxies, recognized by the fields that they add or by HTTP/1.0, which nginx speaks by default. peer: the client's
     address, "" for a Unix socket. Raises StatusError PERMISSION_DENIED.
     """
     if (peer and not is_loopback(peer)) or head.is_http_1_0 or not PROXY_FIELDS.isdisjoint(head.fields):
@@ -54,7 +54,7 @@ def check_client(peer: str, head: Head) -> None:
 
 
 async def tune(control: BatchingControl, body: bytes) -> bytes:
-    """Put the parameters of a JSON object in force. Returns all parameters that are then in force, as JSON.
+    """Put the parameters of a JSON object in force. Return all parameters that are then in force, as JSON.
 
     Raises StatusError INVALID_ARGUMENT for a body or parameters that are wrong; then nothing changes.
     """
@@ -84,10 +84,10 @@ def _names_this_machine(host: bytes) -> bool:
 
 
 def plain_body(outcome: Outcome, limit: int) -> bytes:
-    """Return an inflated body; outcome: it, or why it failed.
+    """Return the inflated body; outcome: that body, or the error with which inflating it failed.
 
-    Raises StatusError INVALID_ARGUMENT for a body that is no gzip, TooLargeError for one beyond `limit` bytes,
-    any other error as it is.
+    Raises StatusError INVALID_ARGUMENT for a body that is no gzip, TooLargeError for a body beyond `limit` bytes; any
+    other error of `outcome` is raised unchanged.
     """
     if isinstance(outcome, bytes):
         return outcome
@@ -113,7 +113,8 @@ Respond = Callable[..., None]
 class RestApi:
     """Answers HTTP requests; all methods are called on the event loop.
 
-    monitoring_path: of the metrics page, None: no page. tuning: what the tuning API sets, None: there is no such API.
+    monitoring_path: path of the metrics page; None: no page. tuning: what the tuning API changes; None: there is no
+    such API.
     """
 
     def __init__(
@@ -152,7 +153,8 @@ class RestApi:
         self._monitoring_path = (monitoring_path or "").encode()
 
     def remember(self, written: bytes, head: Head) -> None:
-        """Remember a model call's head by its bytes, to parse it once, where `Head.is_remembered` allows that."""
+        """Store a model call's head under its bytes, so that it is parsed only once, if `Head.is_remembered` allows
+        that."""
         if head.is_remembered(written, but_with=self._fields_of_others):
             self.known_heads.keep(written, head)
 

@@ -30,8 +30,8 @@ def predict_answer(outputs: Mapping[str, NDArray[Any]], *, row_format: bool) -> 
     """Return the answer of a predict call: `predictions` by row, or `outputs` by column.
 
     Raises:
-        StatusError: INVALID_ARGUMENT where there is no output or a dtype cannot be written, and by row where
-            an output has no rows or another number of them.
+        StatusError: INVALID_ARGUMENT where there is no output or a dtype cannot be written, and by row where outputs
+            have no rows or differ in their number.
     """
     if row_format and len(outputs) == 1:
         (tensor,) = outputs.values()
@@ -55,7 +55,7 @@ def decimal(value: float) -> bytes:
 
 
 def quoted(text: bytes) -> bytes:
-    """Return a JSON string; bytes that are no UTF-8 become replacement characters."""
+    """Return a JSON string; bytes that are not UTF-8 become replacement characters."""
     return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
 
 

@@ -45,25 +45,25 @@ class LargeBodies:
     async def predict(
         self, body: bytes, signatures: Mapping[str, Signature] | StatusError
     ) -> tuple[str, bool, dict[str, NDArray[Any]]]:
-        """Parse the body of a predict call; returns (signature name, whether it is by row, inputs by name).
+        """Parse the body of a predict call; return (signature name, whether the body is by row, input name -> array).
 
-        signatures: the model's, by name, or the error that there is no model, raised once the body is found
-        to be well formed. Raises StatusError: INVALID_ARGUMENT or UNIMPLEMENTED for a wrong body,
-        RESOURCE_EXHAUSTED while too many bytes wait, INTERNAL where the process has died.
+        signatures: the model's, by name; or the error that there is no model, raised if the body is well formed. Raises
+        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED for a wrong body, RESOURCE_EXHAUSTED while too many bytes wait,
+        INTERNAL where the process has died.
         """
         return await self._run(read_predict, body, signatures)
 
     async def examples(self, body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError]:
-        """Parse the body of a classify or regress call; returns (signature name or "", inputs by name).
+        """Parse the body of a classify or regress call; return (signature name or "", input name -> array).
 
-        In place of inputs there is a StatusError where there are too many Examples: a missing model is
-        reported first. Raises StatusError: INVALID_ARGUMENT for any other fault, RESOURCE_EXHAUSTED while too
-        many bytes wait, INTERNAL where the process has died.
+        If there are too many Examples, the second is a StatusError instead of raising it, so that a missing model is
+        reported first. Raises StatusError: INVALID_ARGUMENT for any other fault, RESOURCE_EXHAUSTED while too many
+        bytes wait, INTERNAL where the process has died.
         """
         return await self._run(read_examples, body)
 
     def close(self) -> None:
-        """End the process when it has parsed its present body; bodies that wait for it are dropped."""
+        """End the process when it has parsed its present body; bodies that wait for it are discarded."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -111,8 +111,8 @@ def read_predict(
 def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusError] | StatusError:
     """Parse a classify or regress body, in the parsing process.
 
-    Returns (signature name, inputs by name); (signature name, StatusError) where its examples are wrong;
-    StatusError where the body is no such request.
+    Returns (signature name, input name -> array); (signature name, StatusError) if its examples are wrong; StatusError
+    if the body is no such request.
     """
     try:
         name, message = parse_examples(body)
@@ -125,9 +125,9 @@ def read_examples(body: bytes) -> tuple[str, dict[str, NDArray[Any]] | StatusErr
 
 
 def find_signature(signatures: Mapping[str, Signature] | StatusError, name: str) -> Signature:
-    """Return the signature of that name for a predict call.
+    """Return the signature called `name` for a predict call.
 
-    Raises StatusError: the one given in place of signatures, or INVALID_ARGUMENT for an unknown name.
+    Raises StatusError: `signatures` itself if it is an error, or INVALID_ARGUMENT for an unknown name.
     """
     if isinstance(signatures, StatusError):
         raise StatusError(signatures.code, signatures.message)

@@ -58,10 +58,10 @@ _FLOAT32 = np.dtype("float32")
 
 
 def float_rows_reader() -> Callable[[bytes], NDArray[np.float32] | None]:
-    """Return a function that reads the matrix `instances` of a predict body as float32 of shape (rows, width).
+    """Return a function that reads the matrix `instances` of a predict body as float32, shape (rows, width).
 
-    It returns None for any body with more than that and the default signature's name, or with faults. For one thread,
-    since its parser reuses its memory.
+    The function returns None for a body that has more than that and the default signature's name, or has faults. For
+    one thread, since its parser reuses its memory.
     """
     parse = None if _new_parser is None else _new_parser().parse
 
@@ -110,14 +110,13 @@ warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning
 def parse_predict(
     body: bytes, find_signature: Callable[[str], Signature]
 ) -> tuple[str, bool, dict[str, NDArray[Any]]]:
-    """Parse the body of a predict call; returns (signature name, whether it, and so the answer, is by row, inputs by
-    name).
+    """Parse the body of a predict call; return (signature name, whether body and answer are by row, input name ->
+    array).
 
     find_signature: name of a signature, never "" -> the signature; may raise StatusError.
 
     Raises:
-        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text, or that of
-            find_signature.
+        StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text, or an error of find_signature.
     """
     document = parse_request_object(body)
     name = signature_name(document)
@@ -128,10 +127,10 @@ def parse_predict(
 def read_inputs(
     body: bytes, document: Mapping[str, Any], name: str, signature: Signature
 ) -> tuple[bool, dict[str, NDArray[Any]]]:
-    """Read the inputs of a predict call from `document`, which was parsed from `body`; returns (whether it is by row,
-    inputs by name).
+    """Read the inputs of a predict call from `document`, which was parsed from `body`; return (whether they are by row,
+    input name -> array).
 
-    name: the signature's name in the body, "": none, then it is the default.
+    name: the signature's name in the body; "": absent, the default is meant.
 
     Raises:
         StatusError: INVALID_ARGUMENT or UNIMPLEMENTED with TensorFlow Serving's text.
@@ -156,7 +155,7 @@ def read_inputs(
 
 
 def parse_request_object(body: bytes) -> dict[str, Any]:
-    """Parse a body as a JSON object; raises StatusError INVALID_ARGUMENT when it is none."""
+    """Parse a body as a JSON object; raises StatusError INVALID_ARGUMENT when it is not one."""
     document = parse_json(body)
     if not isinstance(document, dict):
         raise malformed(document, "Is not object")
@@ -164,7 +163,8 @@ def parse_request_object(body: bytes) -> dict[str, Any]:
 
 
 def signature_name(document: Mapping[str, Any]) -> str:
-    """Return the `signature_name` of a request, "" when absent; raises StatusError when it is no string."""
+    """Return the `signature_name` of a request, "" if absent; raises StatusError INVALID_ARGUMENT when it is not a
+    string."""
     name = document.get("signature_name", "")
     if not isinstance(name, str):
         raise malformed(document, "not formatted correctly. 'signature_name' key must be a string value.")
@@ -340,7 +340,7 @@ def _rows_carefully(instances: list[Any], specs: tuple[TensorSpec, ...]) -> dict
 
 
 def parse_examples(body: bytes) -> tuple[str, Any]:
-    """Parse the body of a classify or regress call; returns (signature name, "" when absent, Input message).
+    """Parse the body of a classify or regress call; return (signature name, "" if absent; Input message).
 
     Raises:
         StatusError: INVALID_ARGUMENT with TensorFlow Serving's text.
@@ -368,7 +368,7 @@ def parse_examples(body: bytes) -> tuple[str, Any]:
 def classification_answer(result: Any) -> bytes:
     """Return a ClassificationResult as JSON: a list of [label, score] pairs for each Example.
 
-    Raises StatusError INVALID_ARGUMENT for one without Examples.
+    Raises StatusError INVALID_ARGUMENT where it has no Examples.
     """
     if not result.classifications:
         raise invalid_argument("Cannot convert empty ClassificationResults to JSON")
@@ -383,7 +383,8 @@ def classification_answer(result: Any) -> bytes:
 
 
 def regression_answer(result: Any) -> bytes:
-    """Return a RegressionResult as JSON: a number for each Example; raises StatusError if there is none."""
+    """Return a RegressionResult as JSON, a number for each Example; raises StatusError INVALID_ARGUMENT where it has
+    none."""
     if not result.regressions:
         raise invalid_argument("Cannot convert empty RegressionResults to JSON")
     return (

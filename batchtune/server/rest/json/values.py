@@ -35,10 +35,10 @@ _BARE_INFINITY = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z|\\\Z)|Inf(?!i)',
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse one JSON value, whatever follows it.
+    """Parse one JSON value; text after it is ignored.
 
     Raises:
-        StatusError: INVALID_ARGUMENT `JSON Parse error: …`, in TensorFlow Serving's words.
+        StatusError: INVALID_ARGUMENT `JSON Parse error: …`, with TensorFlow Serving's text.
     """
     number_too_big = "Number too big to be stored in double."
     try:
@@ -75,7 +75,7 @@ def type_name(value: Any) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Encode a string of `parse_json` as UTF-8; bytes of the body that were no UTF-8 are restored."""
+    """Encode a string of `parse_json` as UTF-8; bytes of the body that were not UTF-8 are restored."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -202,7 +202,7 @@ def dense_tensor(value: Any, dtype: str) -> NDArray[Any]:
 
 
 class Column:
-    """Collects the rows of one input; all must have the shape of the first."""
+    """Collects the rows of one input; all must have the shape of the first row."""
 
     __slots__ = ("_dtype", "_leaves", "_shape", "_size")
 
@@ -213,7 +213,7 @@ class Column:
         self._size = 0
 
     def add(self, value: Any) -> None:
-        """Add a row; raises StatusError INVALID_ARGUMENT when its shape is not that of the first."""
+        """Add a row; raises StatusError INVALID_ARGUMENT when its shape is not that of the first row."""
         shape = _shape_of(value)
         before = len(self._leaves)
         _collect(value, 0, shape, self._dtype, self._leaves)
@@ -233,7 +233,7 @@ class Column:
 
 
 def is_base64_object(value: Any) -> bool:
-    """Whether a JSON value is `{"b64": "<text>"}` and nothing more."""
+    """Whether a JSON value is `{"b64": "<text>"}` without further keys."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("b64"), str)
 
 
@@ -319,7 +319,8 @@ def _leaf(value: Any, dtype: str) -> Any:
 
 
 def array_of(leaves: list[Any], shape: list[int], dtype: str) -> NDArray[Any]:
-    """Return an array of values, in row-major order, that fit the dtype; beyond float32 is infinity."""
+    """Return an array of shape `shape` of values in row-major order that fit the dtype; a value beyond float32 becomes
+    infinity."""
     if dtype == "object":
         return object_array(leaves).reshape(shape)
     if dtype not in WIRE_TYPES:

@@ -25,10 +25,10 @@ class QueueOptions:
     """TF Serving's options of a queue, with its defaults.
 
     max_batch_size: most rows of one task, and of a batch unless splitting is on.
-    batch_timeout_micros: from the first task of the open batch; 0 means as soon as a thread is free.
-    max_enqueued_batches: most batches that wait for a thread, the open batch included; 0 is taken as 1
-    (with splitting it breaks a rule).
-    max_execution_batch_size: most rows of a batch when splitting is on (None: max_batch_size); else ignored.
+    batch_timeout_micros: from the first task of the open batch; 0: the batch runs as soon as a thread is free.
+    max_enqueued_batches: most batches that wait for a thread, the open batch included; 0 counts as 1 (with splitting it
+    breaks a rule).
+    max_execution_batch_size: most rows of a batch when splitting is on (None: max_batch_size); ignored otherwise.
     allowed_batch_sizes: rows, ascending, to which a batch is padded before it runs; (): no padding.
     """
 
@@ -41,17 +41,17 @@ class QueueOptions:
 
     @property
     def batch_size_limit(self) -> int:
-        """Most rows of a batch: with splitting max_execution_batch_size, where set, else max_batch_size."""
+        """Most rows of a batch: max_execution_batch_size if splitting is on and it is set, otherwise max_batch_size."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
 
     def validate(self, *, sizes: bool = False) -> None:
-        """Check the options against the rules of `SharedBatchScheduler::AddQueue`, in its words.
+        """Check the options against the rules of `SharedBatchScheduler::AddQueue`, with its error texts.
 
-        `sizes`: check also that allowed_batch_sizes ascend and end at max_batch_size, as
-        `WrapSessionForBatching` of TF Serving does, with splitting and without. Raises StatusError
-        INVALID_ARGUMENT for a broken rule.
+        `sizes`: whether to check too that allowed_batch_sizes ascend and end at max_batch_size, as
+        `WrapSessionForBatching` of TF Serving does, with splitting and without. Raises StatusError INVALID_ARGUMENT for
+        a broken rule.
         """
         parameters = BatchingParameters(
             max_batch_size=self.max_batch_size,
@@ -68,9 +68,9 @@ class QueueOptions:
 
 
 def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
-    """Return the rows of each part of a task of `size` rows: the open batch's part, full batches, the rest.
+    """Return the rows of each part of a task of `size` rows: a part for the open batch, full batches, and the rest.
 
-    open_slot: rows that the open batch still takes; limit: rows of a full batch. Source: TensorFlow's
+    open_slot: rows for which the open batch has room; limit: rows of a full batch. Source: TensorFlow's
     `InputSplitMetadata`.
     """
     sizes = [min(size, open_slot)] if open_slot > 0 else []
@@ -82,10 +82,8 @@ def split_sizes(size: int, open_slot: int, limit: int) -> list[int]:
 
 
 def next_allowed_size(rows: int, allowed_sizes: Sequence[int]) -> int:
-    """Return the rows to which a batch is padded: the first of the ascending `allowed_sizes` that holds it.
-
-    Returns `rows` where no allowed size is large enough.
-    """
+    """Return the rows to which a batch of `rows` rows is padded: the smallest of the ascending `allowed_sizes` that is
+    large enough; `rows` if none of them is."""
     return next((size for size in allowed_sizes if size >= rows), rows)
 
 
@@ -93,7 +91,8 @@ CloseReason = Literal["full", "timeout", "no_room", "closed"]
 
 
 class Task(Protocol):
-    """A unit of work that a queue takes, such as one request; only a queue with splitting on divides it."""
+    """A protocol: a unit of work that a queue accepts, such as one request; only a queue with splitting on divides
+    it."""
 
     @property
     def size(self) -> int:
@@ -109,9 +108,9 @@ TaskT = TypeVar("TaskT", bound=Task)
 class Batch(Generic[TaskT]):
     """Tasks that run together.
 
-    size: rows of all tasks. enqueued_micros: when each task was scheduled, in the order of `tasks`.
-    opened_micros: when the first task was scheduled; the batch timeout counts from then. close_reason: why
-    the batch takes no more tasks; valid once a thread has the batch. Times are on the scheduler's clock.
+    size: sum of the rows of all tasks. enqueued_micros: when each task was scheduled, in the order of `tasks`.
+    opened_micros: when the first task was scheduled; the batch timeout counts from then. close_reason: why the batch
+    accepts no more tasks; valid once a thread has the batch. Times are on the scheduler's clock.
     """
 
     __slots__ = ("announced", "close_reason", "enqueued_micros", "opened_micros", "size", "tasks")
@@ -177,7 +176,7 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def scheduling_capacity(self) -> int:
-        """Number of rows that still fit into the queue; without splitting a task must fit into one batch."""
+        """Number of rows that still fit into the queue; without splitting, a task must fit into one batch."""
         with self._lock:
             return self._capacity()
 
@@ -223,12 +222,12 @@ class BatchQueue(Generic[TaskT]):
                 self._enqueue(task, size, self._now_micros())
 
     def close(self) -> None:
-        """Refuse new tasks, run the waiting ones at once, and return when all have been processed."""
+        """Refuse new tasks, run the waiting tasks at once, and return when all have been processed."""
         self.begin_close()
         self._gone.wait()
 
     def begin_close(self) -> None:
-        """Refuse new tasks and have the waiting ones run at once; returns without waiting for them."""
+        """Refuse new tasks and let the waiting tasks run at once; returns without waiting for them."""
         with self._lock:
             self._closed = True
             self._threads.wake_all()
@@ -251,8 +250,8 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def due_micros(self) -> int:
-        """Instant at which the open batch times out, NEVER_MICROS while it is empty; the caller holds the
-        scheduler's lock."""
+        """Instant at which the open batch times out, NEVER_MICROS while it is empty; the caller holds the scheduler's
+        lock."""
         return self._open.opened_micros + self._timeout_micros if self._open.tasks else NEVER_MICROS
 
     @property
@@ -374,11 +373,10 @@ class SharedBatchScheduler:
         self._threads.stop()
 
     def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
-        """Return ((queue, batch), NEVER_MICROS) for a batch to run now, else (None, instant at which to call
-        again).
+        """Return ((queue, batch), NEVER_MICROS) for a batch to run now; else (None, instant at which to call again).
 
-        The instant is NEVER_MICROS while every queue is empty. Called by the batch threads, which hold the
-        scheduler's lock.
+        The instant is NEVER_MICROS while every queue is empty. Called by the batch threads, which hold the scheduler's
+        lock.
         """
         due_micros = NEVER_MICROS
         for _ in range(len(self._queues)):
@@ -404,10 +402,10 @@ class SharedBatchScheduler:
 
 
 class BasicBatchScheduler(Generic[TaskT]):
-    """One queue with threads of its own; `options` are the fields of QueueOptions.
+    """One queue with threads of its own; `options`: the fields of QueueOptions, by name.
 
-    Raises StatusError INVALID_ARGUMENT for options that break a rule, TypeError for a name that QueueOptions
-    lacks.
+    Raises StatusError INVALID_ARGUMENT for options that break a rule, TypeError for a name that QueueOptions does not
+    have.
     """
 
     def __init__(
@@ -437,7 +435,10 @@ class BasicBatchScheduler(Generic[TaskT]):
         return self._queue.scheduling_capacity
 
     def schedule(self, task: TaskT) -> None:
-        """Schedules a task, as BatchQueue.schedule does."""
+        """Put `task` into the open batch, or its parts into several; never blocks.
+
+        Raises StatusError: INVALID_ARGUMENT for a task that is too large, UNAVAILABLE when the queue is full or closed.
+        """
         self._queue.schedule(task)
 
     def close(self) -> None:

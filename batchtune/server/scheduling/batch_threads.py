@@ -32,7 +32,7 @@ def lower_timer_slack() -> None:
 
 
 class Parker:
-    """Puts its one thread to sleep; any other thread may wake it.
+    """Puts the thread that owns it to sleep; any other thread may wake it.
 
     A lock used as a binary semaphore: about a third of the cost of `threading.Condition`.
     """
@@ -56,13 +56,13 @@ class Parker:
             self._permit.acquire(blocking=False)
 
     def unpark(self) -> None:
-        """End the owner's present `park`; where it is not parked, its next `park` returns at once."""
+        """End the owner's present `park`; if it is not parked, its next `park` returns at once."""
         if self._permit.locked():
             self._permit.release()
 
 
 class Clock:
-    """The time by which a scheduler's threads sleep, CLOCK_MONOTONIC; a test may move one of its own by hand."""
+    """The time by which a scheduler's threads sleep, CLOCK_MONOTONIC; a test may use a clock that it sets by hand."""
 
     __slots__ = ()
 
@@ -75,9 +75,9 @@ class Clock:
         return Parker()
 
     def watch(self, settled: Callable[[], bool]) -> None:
-        """Register `settled`, which says whether the threads have reacted to the time that the clock shows.
+        """Register `settled`, which returns whether the threads have reacted to the time that the clock shows.
 
-        A clock that is moved by hand waits for it before it moves on; this one waits for no thread.
+        A clock that is set by hand waits for that before it changes; this clock waits for no thread.
         """
 
     def unwatch(self, settled: Callable[[], bool]) -> None:
@@ -95,28 +95,27 @@ BatchT_contra = TypeVar("BatchT_contra", contravariant=True)
 
 
 class BatchOwner(Protocol[BatchT_contra]):
-    """Runs batches that a BatchSource returned; `BatchThreads` calls both methods on a batch thread."""
+    """A protocol: runs batches that a BatchSource returned; `BatchThreads` calls both methods on a batch thread."""
 
     def process(self, batch: BatchT_contra) -> None:
         """Run the batch; a batch thread calls this without holding the scheduler's lock."""
 
     def finished(self, batch: BatchT_contra) -> None:
-        """Take note that `process` has returned or raised; called by the batch thread while it holds the
-        scheduler's lock, so that this must not block."""
+        """Note that `process` has returned or raised; called by the batch thread while it holds the scheduler's lock,
+        so that this must not block."""
 
 
 class BatchSource(Protocol[BatchT]):
-    """Supplies `BatchThreads` with batches; both methods are called while `BatchThreads.lock` is held."""
+    """A protocol: supplies `BatchThreads` with batches; both methods are called while `BatchThreads.lock` is held."""
 
     def take(self, now_micros: int) -> tuple[tuple[BatchOwner[BatchT], BatchT] | None, int]:
-        """Return ((owner, batch), NEVER_MICROS) for a batch to run now, else (None, instant at which to call
-        again).
+        """Return ((owner, batch), NEVER_MICROS) for a batch to run now; else (None, instant at which to call again).
 
-        The instant is NEVER_MICROS where nothing will become due by itself.
+        The instant is NEVER_MICROS if nothing will become due by itself.
         """
 
     def pending(self) -> bool:
-        """Whether there is work that another thread should take, or whose time it should watch."""
+        """Whether another thread should take work now, or should wait for the instant at which work becomes due."""
 
 
 class _BatchThread:
@@ -180,7 +179,7 @@ class BatchThreads(Generic[BatchT]):
             self.wake()
 
     def wake_at(self, due_micros: int) -> None:
-        """(locked) Have an idle thread, if there is one, take a batch from the source at `due_micros`."""
+        """(locked) Let an idle thread, if there is one, take a batch from the source at `due_micros`."""
         if due_micros < self._timer_micros:
             self.wake()
 

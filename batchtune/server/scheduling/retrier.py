@@ -24,15 +24,14 @@ RetriedQueue = BasicBatchScheduler[Any] | BatchQueue[Any] | StreamingQueue[Any]
 class RetrierOptions:
     """Limits of the attempts for one task.
 
-    max_time_micros: no attempt begins later than this after the first. retry_delay_micros: pause between
-    attempts.
+    max_time_micros: no attempt begins later than this after the first one. retry_delay_micros: pause between attempts.
     """
 
     max_time_micros: int = 10_000
     retry_delay_micros: int = 100
 
     def validate(self) -> None:
-        """Raise StatusError INVALID_ARGUMENT for a negative value, in the words of TF Serving."""
+        """Raise StatusError INVALID_ARGUMENT for a negative value, with the text of TF Serving."""
         for name in ("max_time_micros", "retry_delay_micros"):
             value = getattr(self, name)
             if value < 0:
@@ -67,11 +66,12 @@ class BatchSchedulerRetrier:
 
     @property
     def retries(self) -> bool:
-        """Whether a refused task gets a second attempt: max_time_micros is longer than one pause."""
+        """Whether a refused task gets a second attempt, because max_time_micros is longer than one pause."""
         return self._options.retry_delay_micros < self._options.max_time_micros
 
     def schedule(self, queue: RetriedQueue, task: Any) -> None:
-        """Schedule a task; blocks while it is retried, as TF Serving does; raises the last StatusError."""
+        """Schedule a task; blocks while it is retried, as TF Serving does; raises the StatusError of the last
+        attempt."""
         started_micros = self._clock.now_micros()
         while True:
             try:
@@ -87,10 +87,10 @@ class BatchSchedulerRetrier:
     def schedule_later(
         self, queue: RetriedQueue, task: Any, on_refused: Callable[[StatusError], None]
     ) -> None:
-        """Retry a task that `queue` has just refused, without blocking; only where `retries` is true.
+        """Retry a task that `queue` has just refused, without blocking; only where `retries` is True.
 
-        Attempts run on the retrier's thread. `on_refused` gets the last attempt's error, on that thread, when
-        the time is up; after `close` it gets UNAVAILABLE at once, on the caller's thread.
+        Attempts run on the retrier's thread. When the time is over, `on_refused` is called on that thread with the last
+        attempt's error; after `close` it is called with UNAVAILABLE at once, on the caller's thread.
         """
         now_micros = self._clock.now_micros()
         due_micros = now_micros + self._options.retry_delay_micros
@@ -111,15 +111,15 @@ class BatchSchedulerRetrier:
             self._idle.wait_for(lambda: not self._unended, limit_s)
 
     def close(self) -> None:
-        """Refuse the tasks that wait for an attempt and all later ones with UNAVAILABLE; end the thread."""
+        """Refuse with UNAVAILABLE the tasks that wait for an attempt and all later ones; end the thread."""
         self._threads.stop()
         while self._waiting:
             self._waiting.popleft().on_refused(_shutting_down())
 
     def take(self, now_micros: int) -> tuple[tuple[BatchSchedulerRetrier, _Attempt] | None, int]:
-        """Return ((self, attempt), NEVER_MICROS) for a due attempt, else (None, instant of the next attempt).
+        """Return ((self, attempt), NEVER_MICROS) for a due attempt; else (None, instant of the next attempt).
 
-        The instant is NEVER_MICROS where no attempt waits. Called by the retrier's thread.
+        The instant is NEVER_MICROS if no attempt waits. Called by the retrier's thread.
         """
         if not self._waiting:
             return None, NEVER_MICROS

@@ -53,9 +53,9 @@ class StreamingBatchScheduler:
     ) -> StreamingQueue[TaskT]:
         """Add a queue whose batches are passed to `process_batch` on a batch thread.
 
-        `prepare` does the early work on one task, on the thread of its batch; where it returns False the task
-        is removed from the batch. Raises StatusError INVALID_ARGUMENT for a max_batch_size below 1,
-        UNAVAILABLE after `close`.
+        `prepare` does the early work on one task, on the thread of its batch; a task for which it returns False is
+        removed from the batch. Raises StatusError INVALID_ARGUMENT for a max_batch_size below 1, UNAVAILABLE after
+        `close`.
         """
         if self._closed:
             raise StatusError("UNAVAILABLE", "The batch scheduler is closed")
@@ -116,7 +116,7 @@ class StreamingQueue(Generic[TaskT]):
 
     @property
     def scheduling_capacity(self) -> int:
-        """Number of rows that fit into the open batch and a batch for each free thread; 0 when closed."""
+        """Number of rows that fit into the open batch and into a batch for each free thread; 0 when closed."""
         with self._lock:
             free = self._threads.count - self._in_progress
             if self._closed or free < 0:
@@ -171,11 +171,10 @@ class StreamingQueue(Generic[TaskT]):
         self._on_gone(self)
 
     def take(self, now_micros: int) -> tuple[tuple[StreamingQueue[TaskT], Batch[TaskT]] | None, int]:
-        """Return ((self, batch), NEVER_MICROS) for a batch to process, else (None, instant at which to call
-        again).
+        """Return ((self, batch), NEVER_MICROS) for a batch to process; else (None, instant at which to call again).
 
-        The instant is when the open batch times out; NEVER_MICROS: it has no timeout or no tasks, or its own
-        thread watches the time. Called by the threads.
+        The instant is when the open batch times out; NEVER_MICROS: it has no timeout or no tasks, or its own thread
+        waits for that instant. Called by the threads.
         """
         due_micros = self._due_micros() if self._prepare is None else NEVER_MICROS
         if now_micros >= due_micros:

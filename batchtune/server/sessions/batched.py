@@ -46,7 +46,8 @@ EXPIRED_IN_QUEUE = "Run() timeout exceeded while waiting in batching queue"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyRunner:
-    """A runner in two steps: `prepare` for each request as it comes, then one call of `run` for the batch.
+    """A runner in two steps: `prepare` for each request as soon as it is in a batch, then one call of `run` for the
+    batch.
 
     merged_names: names of the tensors that `prepare` returns; they are merged into the batch.
     """
@@ -67,14 +68,14 @@ class Queued(Protocol):
 
 
 def closed_runner(inputs: Tensors) -> Tensors:  # noqa: ARG001 a Runner
-    """Raise StatusError UNAVAILABLE; a closed session has it in place of its model."""
+    """Raise StatusError UNAVAILABLE; the runner of a session that is closed."""
     raise StatusError("UNAVAILABLE", "The session is closed")
 
 
 def outcome_of(run: Callable[[], _Result], failed: str) -> tuple[_Result | None, StatusError | None]:
-    """Call `run` and return (its result, None), or (None, its error), which is logged as `failed` if unexpected.
+    """Call `run`; return (its result, None) or (None, its error). An unexpected error is logged with the text `failed`.
 
-    The error is a new StatusError: the frames of one that was raised would keep the batch and the model.
+    The error is a new StatusError: the frames of one that was raised would keep the batch and the model in memory.
     """
     try:
         return run(), None
@@ -90,8 +91,8 @@ def completions_of(
 ) -> list[Completion]:
     """Return (done, outputs, error) for each request that is answered when this batch has run.
 
-    outputs: the batch's, by name, of which each task gets its own rows; None: every task gets `error`. A part
-    of a split request has a completion only where it is the last part to end.
+    outputs: the batch's, by name, of which each task gets its own rows; None: every task gets `error`. A request that
+    was split has a completion only if its last part has ended.
     """
     completions: list[Completion] = []
     start = 0
@@ -115,9 +116,9 @@ def completions_of(
 class Request:
     """One request as a task of the scheduler; `done` receives its outputs.
 
-    size: rows. deadline_ns: on the scheduler's clock, None: no deadline. join, part: of a part of a split
-    request, where the answers of the parts are collected and the part's index. taken: whether a batch thread
-    has removed it, or a part of it, from the queue.
+    size: rows. deadline_ns: on the scheduler's clock; None: no deadline. taken: whether a batch thread has removed the
+    request, or a part of it, from the queue. For a part of a split request, join: where the answers of the parts are
+    collected; part: index of this one.
     """
 
     __slots__ = ("deadline_ns", "done", "inputs", "join", "output_names", "part", "size", "taken")
@@ -135,7 +136,7 @@ class Request:
         self.taken = False
 
     def split(self, sizes: Sequence[int]) -> list[Request]:
-        """Return parts of these sizes (rows); their answers are joined into one answer of this request."""
+        """Return parts of these sizes (rows); the answers of the parts are joined into the answer of this request."""
         pieces = {name: split_tensor(array, sizes) for name, array in self.inputs.items()}
         join = _Join(self, len(sizes))
         parts = []
@@ -161,7 +162,7 @@ class _Join:
         self._error: StatusError | None = None
 
     def add(self, part: int, outputs: Outputs | None, error: StatusError | None) -> Completion | None:
-        """Record the answer of part number `part`; returns the request's completion, None while any is missing.
+        """Record the answer of part number `part`; return the request's completion, None while an answer is missing.
 
         The completion has the parts' outputs concatenated, or the error of the first part that failed.
         """
@@ -188,11 +189,10 @@ class _Join:
 class BatchRecord:
     """One batch that was run, or whose run failed.
 
-    rows: without padding; padded_rows: with it. task_rows, queue_wait_micros: one entry per task, in order.
-    input_tensors: number of inputs. execution_micros: the model's run alone. sent_elements, padding_elements:
-    of the inputs of variable length, the elements that the requests brought and those that pad them to the
-    longest of the batch; padding rows count in neither. bucket: name of the length bucket, "" without
-    buckets.
+    rows: without padding; padded_rows: with it. task_rows, queue_wait_micros: one entry for each task, in order.
+    input_tensors: number of inputs. execution_micros: of the model's run alone. For inputs of variable length,
+    sent_elements: elements that the requests brought, and padding_elements: those that pad them to the longest of the
+    batch; padding rows count in neither. bucket: name of the length bucket, "" without buckets.
     """
 
     rows: int
@@ -208,7 +208,7 @@ class BatchRecord:
 
 
 class BatchObserver(Protocol):
-    """Receives a record of each batch and each refused request, for metrics."""
+    """A protocol: receives a record of each batch and the reason of each refusal, for metrics."""
 
     def on_batch(self, record: BatchRecord) -> None:
         """Called on the batch thread when a batch has been run; delays that thread, so it must be quick."""
@@ -224,12 +224,12 @@ SessionScheduler = SharedBatchScheduler | StreamingBatchScheduler
 class BatchingSession:
     """Batches the requests of one signature.
 
-    Requests for a subset of the outputs have a queue of their own, as in TF Serving; beyond 64 subsets they
-    share the queue of all outputs.
+    Requests for a subset of the outputs have a queue of their own, as in TF Serving; beyond 64 subsets they share the
+    queue of all outputs.
 
     runner: runs a batch of merged inputs. deliver: called with the completions of a batch, on any thread.
-    length_padding: what fills inputs of different lengths. retrier: schedules a request again while the queue
-    is full; None: such a request fails at once. bucket: name under which batches are recorded, set by who has
+    length_padding: what fills up inputs of different lengths. retrier: schedules a request again while the queue is
+    full; None: such a request fails at once. bucket: name under which batches are recorded, set by a caller that has
     several sessions for one signature. Raises StatusError INVALID_ARGUMENT for options that break a rule.
     """
 
@@ -280,10 +280,10 @@ class BatchingSession:
     ) -> Request | None:
         """Queue one request and return it; `deliver` later gets `done` with the outputs or the error.
 
-        inputs: every input of the signature. output_names: None for all. deadline_ns: on the scheduler's
-        clock (CLOCK_MONOTONIC), None: no deadline; a batch is dropped only if all its requests are past their
-        deadlines. A request without rows is answered with empty outputs, and None is returned. Raises
-        StatusError when the request is refused at once. Only one thread may call it.
+        inputs: every input of the signature. output_names: None: all. deadline_ns: on the scheduler's clock
+        (CLOCK_MONOTONIC), None: no deadline; a batch is dropped only if the deadlines of all its requests have passed.
+        A request without rows is answered with empty outputs, and None is returned. Raises StatusError when the request
+        is refused at once. Only one thread may call this.
         """
         rows = None
         array = inputs.get(self._only_input)
@@ -311,7 +311,7 @@ class BatchingSession:
     def close(self) -> None:
         """Refuse new requests, answer the queued ones, then drop every reference to the model. Blocks.
 
-        Session and queues refer to each other: without that the model would stay in memory until the garbage
+        Session and queues refer to each other: with a reference to the model it would stay in memory until the garbage
         collector runs, and after gc.freeze for ever.
         """
         for queue in list(self._queues.values()):
@@ -458,13 +458,13 @@ def merge_tensors(
     length_padding: LengthPadding,
     empty: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty,
 ) -> NDArray[Any]:
-    """Concatenate `arrays` (together `rows` rows) and repeat the last array's first row up to `padded_rows`.
+    """Concatenate `arrays` (together `rows` rows), and repeat the first row of the last array up to `padded_rows` rows.
 
-    Returns an array of shape (padded_rows, …) in memory from `empty`; a single array that needs no padding is
-    returned as it is. length_padding: every dimension but the rows is filled up to the batch's largest, with
-    the array's first element ("first_element", as TF Serving does) or with zeros or empty strings ("zero").
-    Raises StatusError: FAILED_PRECONDITION where shapes differ and length_padding is "off"; INVALID_ARGUMENT,
-    INTERNAL for ranks that cannot be padded, INVALID_ARGUMENT for an empty array among others.
+    Returns an array of shape (padded_rows, …) in memory from `empty`; a single array that needs no padding is returned
+    itself. length_padding: every dimension but the rows is filled up to the batch's largest, with the array's first
+    element ("first_element", as TF Serving does), or with zeros or empty strings ("zero"); "off": it is not.
+    Raises StatusError: FAILED_PRECONDITION where shapes differ and length_padding is "off"; INVALID_ARGUMENT or
+    INTERNAL for ranks that cannot be padded; INVALID_ARGUMENT for an empty array among others.
     """
     if length_padding != "off":
         arrays = _pad_lengths(name, arrays, length_padding)
@@ -489,9 +489,10 @@ def merge_tensors(
 def elements_of(
     names: Sequence[str], tasks: Sequence[Mapping[str, NDArray[Any]]], merged: Mapping[str, NDArray[Any]]
 ) -> tuple[int, int]:
-    """Return (sent, padding): elements of the inputs `names` that tasks brought, and that pad their lengths.
+    """Return (sent, padding): the numbers of elements of the inputs `names` that the tasks brought, and that pad their
+    lengths.
 
-    tasks: the inputs of each task, by name; merged: those of the batch. Padding rows count in neither.
+    tasks: the inputs of each task, by name; merged: those of the batch. Padding rows count in neither number.
     """
     rows = sum(len(inputs[name]) for name in names[:1] for inputs in tasks)
     sent = sum(inputs[name].size for name in names for inputs in tasks)
@@ -524,7 +525,7 @@ def checked_outputs(
 
 
 def split_tensor(array: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[Any]]:
-    """Return consecutive views of an array, with as many rows as `sizes` says for each."""
+    """Return consecutive views of an array, one for each of `sizes`, with that many rows."""
     pieces, start = [], 0
     for size in sizes:
         pieces.append(array[start : start + size])

@@ -40,7 +40,7 @@ class LengthWindow:
         self._wanted = FIRST_REQUESTS
 
     def add(self, length: int, rows: int) -> bool:
-        """Count a request of `rows` rows; returns whether there are enough requests to choose boundaries."""
+        """Count a request of `rows` rows; return whether enough requests are counted to choose boundaries."""
         length = rounded_up(length)
         self._rows[length] = self._rows.get(length, 0) + rows
         self._requests += 1
@@ -54,10 +54,8 @@ class LengthWindow:
 
 
 def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the best boundaries for requests (length -> rows), or `present` where they save too little.
-
-    Too little: less than the share BUCKETS_PAY_FROM of the elements that are computed with `present`.
-    """
+    """Return the best boundaries for requests (length -> rows), or `present` if they save less than the share
+    BUCKETS_PAY_FROM of the elements that are computed with `present`."""
     best = boundaries_for(rows_by_length)
     pays = computed_elements(rows_by_length, best) < (1.0 - BUCKETS_PAY_FROM) * computed_elements(
         rows_by_length, present
@@ -66,9 +64,9 @@ def better_boundaries(rows_by_length: Mapping[int, int], present: tuple[int, ...
 
 
 def computed_elements(rows_by_length: Mapping[int, int], boundaries: tuple[int, ...]) -> float:
-    """Count the elements to compute where each row is padded to the end of its bucket.
+    """Count the elements to compute if each row is padded to the end of its bucket.
 
-    The end of the last bucket is the longest length among the requests (length -> rows).
+    rows_by_length: length -> rows of the requests; the last bucket ends at their longest length.
     """
     longest = max(rows_by_length, default=0)
     lengths = np.array(list(rows_by_length), dtype=np.float64)
@@ -81,14 +79,13 @@ OpenAxes = Mapping[str, tuple[int, ...] | None]
 
 
 class LengthBuckets:
-    """A BatchingSession for each range of lengths, behind the interface of one session.
+    """A BatchingSession for each range of lengths, with the interface of one session.
 
-    boundaries: ascending; (): one bucket for all lengths. open_axes: input -> dimensions that count as its
-    length, as `open_axes_of` returns. open_session: makes the session of a bucket, which records batches
-    under the bucket's name: its boundary, ">" and the last boundary for longer ones, "" for all lengths.
-    window: where given, boundaries are chosen anew from the lengths that it counts: later requests have new
-    queues, those that wait in the old queues are answered there. settle: blocks until no request is being
-    retried.
+    boundaries: ascending; (): one bucket for all lengths. open_axes: input -> dimensions that count as its length
+    (`open_axes_of`). open_session: makes the session of a bucket, which records batches under the bucket's name: its
+    boundary, ">" and the last boundary for longer inputs, "" for all lengths. window: counts lengths, from which
+    boundaries are chosen again and again: later requests then have new queues, and those in the old queues are answered
+    there; None: boundaries stay. settle: blocks until no request is being retried.
     """
 
     def __init__(
@@ -114,8 +111,8 @@ class LengthBuckets:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Request | None:
-        """Submit a request to the session of its length; arguments and result are those of
-        `BatchingSession.submit`."""
+        """Queue a request in the session of its length and return it; the parameters are those of
+        `BatchingSession.submit`. Raises StatusError when it is refused at once."""
         length = self._length(inputs)
         request = self._sessions[bisect_left(self.boundaries, length)].submit(
             inputs, output_names, deadline_ns, done
@@ -134,7 +131,7 @@ class LengthBuckets:
 
     @property
     def queue_depth(self) -> tuple[int, int]:
-        """(batches, rows) that wait for a batch thread, in queues of earlier boundaries too."""
+        """(batches, rows) that wait for a batch thread, summed over all queues, those of earlier boundaries too."""
         depths = [session.queue_depth for session in (*self._sessions, *self._left)]
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
@@ -184,7 +181,7 @@ class LengthBuckets:
 
 
 def open_axes_of(signature: Signature) -> dict[str, tuple[int, ...] | None]:
-    """Return the open dimensions of each input, the rows aside: input name -> axes, None: all axes.
+    """Return input name -> its axes of open size, without the rows; None: all axes.
 
     An input without an open dimension is left out.
     """

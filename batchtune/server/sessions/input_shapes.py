@@ -21,7 +21,7 @@ _Sizes = tuple[int, ...]
 
 
 class InputShape:
-    """Checks the shape of one input; `known`: shapes, without the first dimension, that were found to fit."""
+    """Checks the shape of one input; `known`: shapes, without the first dimension, that have been found to fit."""
 
     __slots__ = ("_signature_name", "_spec", "known")
 
@@ -31,7 +31,7 @@ class InputShape:
         self.known: set[_Sizes] = set()
 
     def check(self, shape: _Sizes) -> None:
-        """Raise StatusError INVALID_ARGUMENT unless `shape` fits the spec; one without a shape takes any."""
+        """Raise StatusError INVALID_ARGUMENT unless `shape` fits the spec; a spec without a shape accepts any."""
         expected = self._spec.shape
         if expected is not None and (
             len(shape) != len(expected)

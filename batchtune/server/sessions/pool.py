@@ -55,15 +55,15 @@ _DEFAULTS = BatchingParameters()
 class BatchingSettings:
     """How requests become batches, for all models.
 
-    enabled False: no request is batched. parameters: of every model, unless `per_model` or `models` say
-    otherwise. per_model: each version directory's batching_params.pbtxt replaces `parameters`, but for the
-    number of threads; a version without that file is not batched.
-    zero_padding: pad lengths with zeros, not with an array's first element as TF Serving does.
-    retry_max_time_micros: how long a request is retried while its queue is full, every retry_delay_micros; 0:
-    it fails at once. default_num_batch_threads: applies where `parameters` has no num_batch_threads; None:
-    one per CPU. length_buckets: ascending lengths, each the longest that shares a queue; (): one queue, as in
-    TF Serving; "auto": they are chosen from the lengths of the requests. models: model name -> parameters
-    that the tuning API has put in force in place of `parameters` and of files.
+    enabled False: no request is batched. parameters: of every model, unless `per_model` or `models` say otherwise.
+    per_model: each version directory's batching_params.pbtxt replaces `parameters`, except for the number of threads; a
+    version without that file is not batched.
+    zero_padding: pad lengths with zeros, not with an array's first element as TF Serving does. retry_max_time_micros:
+    how long a request is retried, every retry_delay_micros, while its queue is full; 0: it fails at once.
+    default_num_batch_threads: applies if `parameters` has no num_batch_threads; None: one for each CPU. length_buckets:
+    ascending lengths, each the longest that shares a queue; (): one queue, as in TF Serving; "auto": they are chosen
+    from the lengths of the requests. models: model name -> parameters that the tuning API has put in force, in place of
+    `parameters` and of files.
     """
 
     enabled: bool = False
@@ -79,7 +79,7 @@ class BatchingSettings:
 
     @property
     def num_batch_threads(self) -> int:
-        """Number of batch threads, and so of batches that run at once."""
+        """Number of batch threads, which is how many batches run at once."""
         return (
             self.parameters.num_batch_threads or self.default_num_batch_threads or default_num_batch_threads()
         )
@@ -87,8 +87,8 @@ class BatchingSettings:
     def parameters_of(self, name: str, file: BatchingParameters | None) -> BatchingParameters | None:
         """Return the parameters in force for model `name`; None: it is not batched.
 
-        file: those of its version directory, None: it has none. Once the tuning API has set parameters of any
-        model they are ignored: those that it set for this model hold, else `parameters`.
+        file: those of its version directory; None: it has no such file. After the tuning API has set parameters of any
+        model, files are ignored: the parameters that it set for this model hold, or `parameters` if it set none.
         """
         if not self.enabled:
             return None
@@ -100,9 +100,10 @@ class BatchingSettings:
 def in_words(
     settings: BatchingSettings, parameters: BatchingParameters | None, session: Session | None
 ) -> str:
-    """Describe the parameters of a model's batches, such as `max_batch_size 32, batch_timeout_micros 1000`.
+    """Describe the parameters of a model's batches, such as `max_batch_size 32, batch_timeout_micros 1000`;
+    `parameters` None: "not batched".
 
-    Defaults are included, length buckets only where `session` has them; None: "not batched".
+    Defaults are included, length buckets only if `session` has them.
     """
     if parameters is None:
         return "not batched"
@@ -122,7 +123,7 @@ def in_words(
 
 
 class Session(Protocol):
-    """Takes the requests of one signature, and runs them batched or one by one."""
+    """A protocol: accepts the requests of one signature, and runs them batched or one by one."""
 
     def submit(
         self,
@@ -133,13 +134,12 @@ class Session(Protocol):
     ) -> Queued | None:
         """Run a request; `done(outputs, None)` or `done(None, error)` is called later, on the event loop.
 
-        output_names None: all; deadline_ns: on CLOCK_MONOTONIC, None: no deadline. Returns the queued
-        request, None where it waits in no batching queue. Raises StatusError when it is refused at once; then
-        `done` is not called.
+        output_names: None: all; deadline_ns: on CLOCK_MONOTONIC, None: no deadline. Returns the queued request; None:
+        it waits in no batching queue. Raises StatusError when it is refused at once; then `done` is not called.
         """
 
     def close(self) -> None:
-        """Refuse new requests and return when all submitted so far have been run."""
+        """Refuse new requests and return when all requests submitted so far have been run."""
 
 
 class SessionPool:
@@ -177,8 +177,8 @@ class SessionPool:
     ) -> Session:
         """Open a session for one signature.
 
-        parameters: those of its batches, None: it is not batched; name: for messages; at_once: number of requests
-        that should run at the same time when it is not batched, 0: the server's default.
+        parameters: those of its batches; None: it is not batched. name: for messages. at_once: number of requests that
+        should run at the same time if it is not batched; 0: the server's default.
 
         Raises:
             StatusError: INVALID_ARGUMENT for parameters that break a rule.
@@ -214,12 +214,12 @@ class SessionPool:
         return sum(batches for batches, _ in depths), sum(rows for _, rows in depths)
 
     def length_boundaries(self) -> dict[str, tuple[int, ...]]:
-        """Return session name -> its length boundaries now, of the sessions that have length buckets."""
+        """Return name -> present length boundaries of each session that has length buckets."""
         batched = tuple(self._batched)
         return {session.name: session.boundaries for session in batched if isinstance(session, LengthBuckets)}
 
     def close(self) -> None:
-        """Answer all queued requests, then end the threads; requests in retry are given up after 10 s."""
+        """Answer all queued requests, then end the threads; requests that are still retried after 10 s are given up."""
         self._wait_for_retries()
         if self._retrier is not None:
             self._retrier.close()

@@ -35,8 +35,8 @@ HANDLERS_MAX = 512
 class HandlerThreads:
     """The threads that run unbatched requests, shared by the sessions of a pool.
 
-    count None: `handlers_at_least()`. waiting_max: most requests that wait for a thread; TF Serving lets none
-    wait over gRPC, over REST any number.
+    count: number of threads; None: `handlers_at_least()`. waiting_max: most requests that wait for a thread; in TF
+    Serving none waits over gRPC, any number over REST.
     """
 
     def __init__(self, *, deliver: Deliver, count: int | None = None, waiting_max: int = WAITING_MAX) -> None:
@@ -80,19 +80,20 @@ class HandlerThreads:
 def outcome_before(
     deadline_ns: int | None, run: Callable[[], Outputs], failed: str
 ) -> tuple[Outputs | None, StatusError | None]:
-    """Call `run` as `outcome_of` does; DEADLINE_EXCEEDED instead if the deadline (CLOCK_MONOTONIC) has passed."""
+    """Call `run` unless the deadline (CLOCK_MONOTONIC) has passed; return (its result, None) or (None, its error),
+    which without a call is DEADLINE_EXCEEDED. An unexpected error is logged with the text `failed`."""
     if deadline_ns is not None and deadline_ns <= time.monotonic_ns():
         return None, StatusError("DEADLINE_EXCEEDED", "Deadline passed while the request waited for a thread")
     return outcome_of(run, failed)
 
 
 def handlers_at_least() -> int:
-    """Return the number of handler threads of a model that needs no more: four per CPU, as TF Serving has."""
+    """Return the number of handler threads of a server whose models ask for no more: four per CPU, as in TF Serving."""
     return 4 * default_num_batch_threads()
 
 
 class UnbatchedSession:
-    """Runs the requests of one signature without batching, with the `submit` of a BatchingSession.
+    """Runs the requests of one signature without batching; a `Session`.
 
     Call `submit` on the event loop; `done` is called there too.
     """
@@ -112,13 +113,13 @@ class UnbatchedSession:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> None:
-        """Queue one request; `done` follows on the event loop. Inputs may differ in their number of rows.
+        """Queue one request; `done` is called later on the event loop. Requests may differ in their number of rows.
 
         A request whose deadline (CLOCK_MONOTONIC) passes in the queue ends with DEADLINE_EXCEEDED and is not run.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread, INVALID_ARGUMENT for a wrong
-                shape, UNAVAILABLE when the threads are closed.
+            StatusError: RESOURCE_EXHAUSTED while too many wait for a thread, INVALID_ARGUMENT for a wrong shape,
+                UNAVAILABLE when the threads are closed.
         """
         for name, expected in self._shapes:
             array = inputs.get(name)
@@ -146,7 +147,8 @@ class UnbatchedSession:
         self._unanswered += 1
 
     def close(self) -> None:
-        """Wait until the last request is answered, then drop the model. Blocks: not on the event loop."""
+        """Wait until the last request is answered, then drop the model. Blocks, so not to be called on the event
+        loop."""
         self._closing = True
         if self._unanswered:
             self._drained.wait()

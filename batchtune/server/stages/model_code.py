@@ -37,11 +37,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RequestThreads:
-    """`count` threads that run the stages of requests before and after the model: first stages (pre), last
-    stages (post).
+    """`count` threads that run the stages of requests before and after the model: first stages (pre), last stages
+    (post).
 
-    Last stages are run before first ones. An error of a job is only logged: a job reports its errors to its
-    request itself. waiting_max: most first stages that wait for a thread.
+    Waiting last stages are run before waiting first stages. An error of a job is only logged: a job itself reports
+    errors to its request. waiting_max: most first stages that wait for a thread.
     """
 
     def __init__(self, count: int, *, waiting_max: int = WAITING_MAX) -> None:
@@ -116,12 +116,12 @@ class ModelCode:
     def function(self, key: str, reference: str, gives: Sequence[TensorSpec]) -> StageFunction:
         """Load the function that `reference`, FILE.py:FUNCTION, names.
 
-        key: the key of stages.yaml that holds the reference, for messages. gives: tensors that the function
-        must return; (): any.
+        key: the key of stages.yaml that has the reference, for messages. gives: tensors that the function must return;
+        (): any.
 
         Raises:
-            StatusError: INVALID_ARGUMENT where there is no such file or function, or the file fails to run;
-                with the line.
+            StatusError: INVALID_ARGUMENT where there is no such file or function, or running the file fails; with the
+                line.
         """
         file_name, _, function_name = reference.partition(":")
         module = self._modules.get(file_name)
@@ -144,15 +144,15 @@ class ModelCode:
 
 
 def rows_of(tensors: Tensors) -> int:
-    """Return the number of rows of the first tensor; 1 where it has no dimensions."""
+    """Return the number of rows of the first tensor; 1 if it has no dimensions."""
     first = next(iter(tensors.values()))
     return len(first) if first.ndim else 1
 
 
 def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
-    """Describe what is wrong with an output's shape: not `rows` rows, or not as `spec` says; "" if right.
+    """Describe what is wrong with an output's shape: it has not `rows` rows, or does not fit `spec`; "": nothing.
 
-    spec: as stages.yaml declares the output; None: any shape of so many rows.
+    spec: the output's declaration in stages.yaml; None: any shape of `rows` rows.
     """
     if not array.ndim or len(array) != rows:
         return f"of shape {list(array.shape)} for {rows} rows"
@@ -165,7 +165,7 @@ def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
 
 
 class StageFunction:
-    """A function of a model's code, with checks of what it returns; threads may call it at once."""
+    """A function of a model's code, with checks of what it returns; several threads may call it at once."""
 
     def __init__(
         self, key: str, reference: str, path: str, function: Function, gives: Sequence[TensorSpec]

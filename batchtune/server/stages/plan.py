@@ -27,8 +27,9 @@ from batchtune.wire.status import StatusError
 class SubModel:
     """A stage that runs the model of a folder, by its signature serving_default; any thread may call it.
 
-    key: the key of stages.yaml that names the folder, for messages. gives: outputs that the model must have.
-    kept: names of the outputs to return. Raises StatusError INVALID_ARGUMENT for another signature or output.
+    key: the key of stages.yaml that names the folder, for messages. gives: outputs that the model must have. kept:
+    names of the outputs to return. Raises StatusError INVALID_ARGUMENT where the model lacks that signature or an
+    output.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ def _misfit(dtypes: Mapping[str, str], wanted: Sequence[TensorSpec]) -> str:
 
 
 def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
-    """Return a function of a batch of keys that returns their values: Redis, code, or an emulated device.
+    """Return a function that takes a batch of keys and returns their values, from Redis, code or an emulated device.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for code that cannot be loaded, FAILED_PRECONDITION where the package
-            redis is missing.
+        StatusError: INVALID_ARGUMENT for code that cannot be loaded, FAILED_PRECONDITION where the package redis is
+            missing.
     """
     if stage.redis is not None:
         return RedisLookup(*stage.redis, key_name=stage.inputs[0].name, value=stage.outputs[0])
@@ -104,11 +105,11 @@ def open_lookup(stage: LookupStage, code: ModelCode) -> Runner:
 
 
 class RedisLookup:
-    """Looks up a batch of keys by one MGET; a key that the store lacks gives a row of zeros or "".
+    """Looks up a batch of keys by one MGET; a key that the store does not have gives a row of zeros or "".
 
-    Under `prefix` + key the store has the bytes of an array of the type and shape of `value`, the output. url: with
-    host, port and database; timeout_ms: of connecting, and of each answer; key_name: of the input. Raises StatusError
-    FAILED_PRECONDITION where the package redis is missing.
+    Under `prefix` + key the store has the bytes of an array with the type and shape of `value`, the output. url: with
+    host, port and database; timeout_ms: of connecting, and of each answer; key_name: name of the input. Raises
+    StatusError FAILED_PRECONDITION where the package redis is missing.
     """
 
     def __init__(self, url: str, prefix: str, timeout_ms: float, *, key_name: str, value: TensorSpec) -> None:
@@ -182,10 +183,10 @@ Stage = Callable[[Tensors, int], Named]
 class StagePlan:
     """The opened stages of one signature, each of which counts its calls; None: there is no such stage.
 
-    signature: inputs of requests and outputs of answers; device: the model's own signature. lookup: returns
-    the values of a batch of keys; declared_lookup: what stages.yaml says of it. code: the files of the
-    model's folder; opened: closes what the stages hold open. use: where calls are counted, under
-    `model_name`. device_shapes: input of the model -> check of its shape.
+    signature: inputs of requests and outputs of answers; device: the model's own signature. lookup: returns the values
+    of a batch of keys; declared_lookup: its section of stages.yaml. code: the files of the model's folder; opened:
+    closes what the stages have opened. use: where calls are counted, under `model_name`. device_shapes: input of the
+    model -> check of its shape.
     """
 
     signature: Signature
@@ -204,7 +205,7 @@ class StagePlan:
         """Return those of `tensors` that are inputs of the lookup.
 
         Raises:
-            StatusError: INTERNAL where one is missing or has another dtype.
+            StatusError: INTERNAL where an input is missing or has another dtype.
         """
         keys = () if self.declared_lookup is None else self.declared_lookup.inputs
         return self._of(keys, tensors, "the lookup")
@@ -213,7 +214,7 @@ class StagePlan:
         """Return those of `tensors` that are inputs of the model.
 
         Raises:
-            StatusError: INTERNAL where one is missing or has another dtype or shape than the model's.
+            StatusError: INTERNAL where an input is missing or has another dtype or shape than the model's.
         """
         chosen = self._of(self.device.inputs, tensors, "the model")
         for name, array in chosen.items():
@@ -226,7 +227,7 @@ class StagePlan:
         return chosen
 
     def close(self) -> None:
-        """Close the stages' models and connections, and drop the code's modules."""
+        """Close the stages' models and connections, and drop the modules of code."""
         self.opened.close()
 
     def _of(self, specs: tuple[TensorSpec, ...], tensors: Tensors, taker: str) -> Named:
@@ -257,12 +258,12 @@ def plan_of(
 ) -> StagePlan:
     """Open the stages that `declared` names around `model`: run the files of code, load folders of models.
 
-    model_name: under which `use` counts calls, rows and microseconds of each stage. options: for folders of
+    model_name: name under which `use` counts calls, rows and microseconds of each stage. options: for folders of
     models.
 
     Raises:
-        StatusError: INVALID_ARGUMENT for an unknown signature or code that does not run; FAILED_PRECONDITION
-            where a package is missing; else the error of loading a folder's model.
+        StatusError: INVALID_ARGUMENT for an unknown signature or code that does not run; FAILED_PRECONDITION where a
+            package is missing; or the error of loading a folder's model.
     """
     device = model.signatures.get(declared.signature)
     if device is None:

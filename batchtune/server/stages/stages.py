@@ -46,11 +46,10 @@ BatchingStage = Literal["device", "unit", "early"]
 
 
 class ModelStages:
-    """The stages of one version of a model (code or a lookup before and after the model itself), for its
-    servable.
+    """The stages of one version of a model (code or a lookup before and after the model itself), for its servable.
 
-    Opens them as `plan_of` does. `stage`: what is batched (--batching_stage). Raises StatusError
-    INVALID_ARGUMENT where `stage` is early but there is a lookup or no pre, else what `plan_of` raises.
+    Opens them by `plan_of`, whose errors pass through. `stage`: what is batched (--batching_stage). Raises StatusError
+    INVALID_ARGUMENT if `stage` is early but there is a lookup or no pre.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class ModelStages:
             self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)
 
     def stand_around(self, name: str) -> bool:
-        """Whether signature `name` is the one that has stages."""
+        """Whether `name` is the signature that has stages."""
         return name == self._name
 
     def batched_signature(self, name: str, model: LoadedModel) -> Signature:
-        """Return the signature of what is batched: the model's own with --batching_stage=device, else that of
+        """Return the signature of what is batched: the model's own with --batching_stage=device, otherwise that of
         requests."""
         return model.signatures[name] if self._session is not None else self.signatures[name]
 
@@ -108,12 +107,11 @@ class ModelStages:
         return f"stages {names}; the device part is {how if batched else 'run request by request'}"
 
     def around(self, name: str, run: Runner, *, batched: bool, length_buckets: Boundaries) -> Runner:
-        """Return the runner of signature `name`: the device part `run` with the stages that batches include.
-
-        Without stages in its batches `run` itself is returned.
+        """Return the runner of signature `name`: the device part `run` with the stages that batches include; `run`
+        itself where they include no stage.
 
         Raises:
-            StatusError: INVALID_ARGUMENT for length buckets where only early work gives the lengths.
+            StatusError: INVALID_ARGUMENT for length buckets if the lengths are known only after early work.
         """
         plan = self._plan
         if name != self._name or self._session is not None:
@@ -128,8 +126,8 @@ class ModelStages:
         return _early(plan, run)
 
     def before(self, sessions: Mapping[str, Session]) -> Mapping[str, Session]:
-        """Return the sessions that take requests, by signature name: with --batching_stage=device, that of
-        the signature with stages is replaced by one that runs the stages too.
+        """Return signature name -> session that accepts requests: with --batching_stage=device, the session of the
+        signature with stages is replaced by one that also runs the stages.
 
         sessions: signature name -> session of the device part, used from now on. Called on the event loop.
         """
@@ -141,8 +139,8 @@ class ModelStages:
     def drain(self) -> None:
         """Refuse new requests, wait until those in the stages are answered, then end the stages' threads.
 
-        Call it before the model's sessions are closed: these requests still need them. Blocks: not on the event
-        loop.
+        Call it before the model's sessions are closed: these requests still need them. Blocks, so not to be called on
+        the event loop.
         """
         if self._session is not None:
             self._session.close()
@@ -158,8 +156,7 @@ def check_allowed(declared: DeclaredStages, *, allow_code: bool) -> None:
     """Check that a model's stages need no permission, or that it is given (--allow_model_code).
 
     Raises:
-        StatusError: FAILED_PRECONDITION for code of the model's folder, and for a lookup in Redis, without
-            `allow_code`.
+        StatusError: FAILED_PRECONDITION without `allow_code`, for code of the model's folder or a lookup in Redis.
     """
     if allow_code:
         return
@@ -213,10 +210,10 @@ def _early(plan: StagePlan, run: Runner) -> EarlyRunner:
 
 
 class StagedSession:
-    """Takes the requests of a signature with stages, with the `submit` of a BatchingSession.
+    """Accepts the requests of a signature with stages; a `Session`.
 
-    device: the model's session that is in force, None: not yet or no longer open. Everything but the stages
-    runs on the event loop.
+    device: the model's session that is in force; None: not yet, or no longer open. Everything but the stages runs on
+    the event loop.
     """
 
     def __init__(
@@ -240,11 +237,12 @@ class StagedSession:
     def submit(
         self, inputs: Tensors, output_names: tuple[str, ...] | None, deadline_ns: int | None, done: Done
     ) -> Queued:
-        """Run a request; `done` follows on the event loop. Returns the request, which follows its queues.
+        """Run a request; `done` is called later on the event loop. Returns the request, whose `taken` says whether it
+        waits in no batching queue.
 
         Raises:
-            StatusError: INVALID_ARGUMENT or INTERNAL for wrong tensors, RESOURCE_EXHAUSTED while too many
-                wait, UNAVAILABLE after `close`.
+            StatusError: INVALID_ARGUMENT or INTERNAL for wrong tensors, RESOURCE_EXHAUSTED while too many wait,
+                UNAVAILABLE after `close`.
         """
         if self._closing:
             raise StatusError("UNAVAILABLE", "The server is shutting down")
@@ -258,10 +256,10 @@ class StagedSession:
         return request
 
     def close(self) -> None:
-        """Refuse new requests and return when all are answered; the model's own session must still take
+        """Refuse new requests and return when all are answered; until then the model's own session must accept
         requests.
 
-        Blocks: not on the event loop.
+        Blocks, so not to be called on the event loop.
         """
         entered = threading.Event()
 
@@ -316,7 +314,7 @@ class _StagedRequest:
 
     @property
     def taken(self) -> bool:
-        """Whether the request waits in no batching queue: neither for its lookup nor for its device part."""
+        """Whether the request waits in no batching queue, neither for its lookup nor for its device part."""
         return self._queued is None or self._queued.taken
 
     def start(self, inputs: Tensors) -> None:

@@ -54,8 +54,8 @@ class LookupStage:
     """A stage that looks up values, in batches of its own.
 
     Exactly one source is set: code (FILE.py:FUNCTION, "": none), redis (url, prefix of keys, timeout in ms of
-    connecting and of each answer), or emulated (keys of service_time of an emulated.yaml). queue,
-    num_batch_threads: of its batches.
+    connecting and of each answer), or emulated (keys of service_time of an emulated.yaml). queue: options of the queue
+    of its batches; num_batch_threads: threads that run them.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -91,13 +91,13 @@ class DeclaredStages:
 
     @property
     def code(self) -> dict[str, str]:
-        """key of stages.yaml -> FILE.py:FUNCTION, of the stages that are code of the model's folder."""
+        """Key of stages.yaml -> FILE.py:FUNCTION, for the stages that are code of the model's folder."""
         own = {"pre": self.pre, "post": self.post, "lookup.code": self.lookup.code if self.lookup else ""}
         return {key: reference for key, reference in own.items() if _CODE.fullmatch(reference)}
 
 
 def read_stages_file(version_directory: Path) -> DeclaredStages | None:
-    """Read a version's stages.yaml; None where there is none.
+    """Read a version's stages.yaml; None: it has no such file.
 
     Raises:
         StatusError: INVALID_ARGUMENT `<path>:<line>: <key>: <what>; expected …`.

@@ -109,8 +109,8 @@ class Facts:
     def thread_busy_ratio(self) -> float | None:
         """Mean share of the batch threads that are executing, 0 to 1; None: the server does not report it.
 
-        The time spent in batches divided by the run's length and the number of threads; at least the device's busy time
-        divided so, which counts overlapping batches once.
+        The time spent in batches, divided by the run's length and the number of threads. Where the device's busy time
+        is larger, which counts overlapping batches once, that is divided instead.
         """
         server = self.run.server
         if server is None or not self.settings.known:

@@ -214,10 +214,11 @@ class Settings:
             raise ScenarioError(said, hint=hint, path=(*keys, place))
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:
-        """Take over what is to be put back at the end: `kept`, which an earlier process returned from `kept()`.
+        """Take over what is to be put back at the end, from the result of `kept()` in an earlier process. Return
+        whether this was done.
 
-        Returns False where what the server has now is not from that process, since somebody has set it since: then this
-        is what has to be put back.
+        False: what the server has now is not from that process; somebody has set it since, and it is what has to be put
+        back.
 
         Raises:
             TargetError: what the server has now cannot be read.

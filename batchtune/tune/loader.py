@@ -83,7 +83,7 @@ class LoadRun:
     """What to send in one load, and which part of it counts.
 
     `arrivals`: when requests are sent, warm-up included.
-    `warm_up_s`: requests due in the first so many seconds do not count.
+    `warm_up_s`: requests that are due before this time, from the start of the load, do not count.
     `whole`: every request counts, from the start to the last answer, whatever `warm_up_s` is.
     `overdue_after_s`: live counts call an answer late after this time; None: after the request's timeout.
     `should_stop`: called with the live counts; True ends the load early. None: never.

@@ -200,8 +200,8 @@ class ClosedSource:
         return index
 
     def released(self, now_ns: int) -> None:
-        """Note that a request has ended without an answer that leaves its connection or stream usable; its user goes on
-        as after an answer."""
+        """Note that a request has ended and its connection or stream cannot be used again; its user continues as after
+        an answer."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
         else:

@@ -21,7 +21,8 @@ _DTYPES = (
 
 
 class FaultError(Exception):
-    """A fault `key: what; expected …`; `DeclaredFile.fault` makes it a StatusError with path and line."""
+    """What is wrong in a YAML file, with the text `key: what; expected …`; `DeclaredFile.fault` makes a StatusError
+    with path and line of it."""
 
 
 def tensor_specs(

@@ -133,7 +133,7 @@ class ModelRepository:
             self._adopt_labels(models)
 
     def stop(self) -> None:
-        """Begin no further load or unload, and end every wait for models; loaded versions go on answering."""
+        """Begin no further load or unload, and end every wait for models; loaded versions still answer."""
         with self._book.changed:
             self._closing = True
             self._book.changed.notify_all()

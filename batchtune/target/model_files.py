@@ -270,11 +270,11 @@ def served_name(model: str) -> str:
 
 
 def version_files(path: Path) -> dict[str, Path]:
-    """Return name -> path of the files that a version directory consists of which is made for the model's file `path`:
-    this file and those that belong to it.
+    """Return name -> path of the files that a version directory needs for the model's file `path`: `path` itself, under
+    the name that servers look for, and the files that belong to it.
 
-    These are the signature of TorchScript, and the weights that an ONNX graph keeps in files beside it that begin with
-    its name (`net.onnx.data`, `net.onnx_data`).
+    These are the signature of TorchScript, and the weights of an ONNX graph, in files beside it whose names begin with
+    its own (`net.onnx.data`, `net.onnx_data`).
     """
     files = {_NAME_BY_SUFFIX[path.suffix]: path}
     signature = path.with_name(_SCRIPT_SIGNATURE)

@@ -87,9 +87,9 @@ class Capacity:
     """The capacity of a configuration under an SLO; all rates are requests/s.
 
     `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: no rate counts as missed).
-    `held`: number of confirmation runs that held `held_rps` or more. `missed`: number of those that failed, or missed
-    the lowest rate held by one of `held` or a lower rate. `missed_higher`: number of those that missed a higher rate;
-    `missed` leaves them out.
+    `held`: number of confirmation runs that held `held_rps` or more. `missed`: number of confirmation runs that failed,
+    or missed the lowest rate of those in `held` or a lower one. `missed_higher`: number of confirmation runs that
+    missed only a higher rate.
     `confirmed`: confirmation runs held `held_rps`; else runs of the search did, and `held_rps` is less than they held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; the rate follows from full batches and from how far runs differ.

@@ -381,8 +381,8 @@ def memory_ceiling_rows(trials: Sequence[Trial]) -> float:
 
 
 def points_beyond_memory(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return the points (parameter -> value) that ran out of memory, without each to which another point that worked is
-    equal or larger (`is_as_large`)."""
+    """Return the points (parameter -> value) that ran out of memory; a point is left out if another one that worked is
+    at least as large (`is_as_large`)."""
     known = [trial for trial in trials if trial.point is not None]
     worked = [trial.point for trial in known if trial.state == "complete" and out_of_memory(trial) is None]
     ran_out = [trial.point for trial in known if out_of_memory(trial) is not None]

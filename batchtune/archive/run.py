@@ -293,7 +293,7 @@ class Run:
         return trials
 
     def scenario(self) -> Scenario:
-        """Read the scenario as it was when the run started.
+        """Read the scenario that the run saved when it was last started or resumed.
 
         Raises:
             ScenarioError: this version of batchtune cannot read it any more.
@@ -522,7 +522,7 @@ def open_run(path: Path | str | None = None, root: Path = Path("results")) -> Ru
 
 
 def latest_run(root: Path = Path("results")) -> Run:
-    """Open the sweep under `root` that was started last, of whichever scenario; runs kept for reference do
+    """Open the sweep under `root` that was started last, of whichever scenario; those in its folder `reference` do
     not count.
 
     Raises:
@@ -556,10 +556,10 @@ def _folder(name: str) -> str:
 
 
 def write_original(folder: Path, original: OriginalModel) -> OriginalModel:
-    """Write the configuration that a server had before the run into the run's folder; on disk when this
-    returns. Returns it with the run that changed the server first.
+    """Save what a server had before the run in `folder`, the run's; on disk when this returns.
 
-    That is this run, where no other is named; once the server is restored, the other's file says so too.
+    Returns `original` with `run`, the run that changed the server first: this one where it names none. With
+    `restored`, the file of that first run is written too.
 
     Raises:
         ArchiveError: it cannot be written.
@@ -574,8 +574,7 @@ def write_original(folder: Path, original: OriginalModel) -> OriginalModel:
 
 
 def read_original(run: Run) -> OriginalModel | None:
-    """Read the configuration that a Triton model had before the run; None if the run changed no model of a
-    Triton.
+    """Read what a server that ran already had before the run; None: the run changed no such server.
 
     Raises:
         ArchiveError: corrupt.

@@ -46,8 +46,8 @@ UNKNOWN: Final = "PATH"
 
 
 def versions_of(model: str) -> list[Path]:
-    """Return the version directories of a model, the lowest version first; empty where its directory is not
-    known."""
+    """Return the version directories of a model, the lowest version first; empty where `model` is no directory of
+    versions, as a sample model."""
     path = absolute(model)
     if not path.is_dir() or lies_bare(path):
         return []
@@ -67,8 +67,8 @@ def beside(file: Path, *names: str) -> Path:
 
 
 def own_file(file: Path, name: str) -> Path:
-    """Return the path of the file with the parameters that are one model's own; every version directory gets
-    a copy."""
+    """Return the path, beside `file`, of the file with the own parameters of the model `name`, which is to be copied
+    into each of its version directories."""
     return beside(file, "models", name, OWN_PARAMETERS)
 
 

@@ -1,4 +1,4 @@
-"""What one check says in all: the verdict, where a change comes from, what it compared, and what it took."""
+"""What one check says in all: its conclusion, where a change comes from, what it compared, and what it took."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from batchtune.archive.run import CHECK
 from batchtune.check.gate import ERROR_RATE, Finding, Gate
-from batchtune.check.paired_check import CHECK_VERSION, Conclusion, Verdict
+from batchtune.check.paired_check import CHECK_VERSION, Conclusion
 from batchtune.errors import INTERRUPTED, ArchiveError, TargetError
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import Coded, as_text, coded, fields_to_plain, from_plain
-from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Variant, figures_of, runs_of
+from batchtune.plain_values import as_text, fields_to_plain, from_plain
+from batchtune.tune.compare.blocks import runs_of
 from batchtune.tune.trials.trial import Trial
 
 # Where a change came from: the time of a batch, its size, the queue, the front end, or the host.
@@ -220,29 +219,6 @@ class Account:
         }
 
 
-def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
-    """Return the conclusion, with another verdict where the gates alone do not decide.
-
-    The verdict becomes INVALID where the load generator or the host spoilt a side's runs, and SLO MISSED
-    where most runs of the candidate, the last variant, fail the scenario's SLO. A REGRESSED that both phases
-    flagged is not changed for a disturbed host, which hides changes and makes none.
-    """
-    if conclusion.target_failed or conclusion.interrupted:
-        return conclusion
-    void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED")
-    if void:
-        return replace(conclusion, verdict="INVALID", reason=void)
-    kept: tuple[Verdict, ...] = ("OK", "IMPROVED", "INCONCLUSIVE")
-    for candidate in variants[-1].arms():
-        missed = _slo_missed(trials, candidate.name, candidate.scenario)
-        if missed is not None and conclusion.verdict in kept:
-            reason = coded(
-                "model_misses" if candidate.model else "side_misses", side=candidate.name, why=missed
-            )
-            return replace(conclusion, verdict="SLO MISSED", reason=reason)
-    return conclusion
-
-
 def attributed(
     conclusion: Conclusion, trials: Sequence[Trial], *, baseline: str, candidate: str
 ) -> Attribution | None:
@@ -270,33 +246,6 @@ def attributed(
         if finding.gate.metric == "cpu" and finding.state != "not measured"
     ]
     return attribute(sides[0], sides[1], cpu_s=cpu_s[0] if cpu_s else None)
-
-
-def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> Coded | None:
-    """Return why the figures say nothing about the servers, as a code; None where they do.
-
-    `by_host`: a disturbed host counts too, not only a load generator at its limit.
-    """
-    for arm in (arm for variant in variants for arm in variant.arms()):
-        figures = figures_of(arm, trials)
-        if figures.client_limited:
-            return coded("side_client_limited", side=arm.name)
-        if by_host and figures.disturbed:
-            return coded("side_disturbed", side=arm.name)
-    return None
-
-
-def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> Coded | None:
-    """Return why the last of the failed runs missed the SLO, where more than half of the runs missed it; else
-    None.
-
-    None also where the scenario states no SLO.
-    """
-    if not scenario.slo.promises:
-        return None
-    measured = [trial.measurement for trial in runs_of(trials, name).values()]
-    failed = [run for run in measured if run is not None and run.verdict == "FAIL"]
-    return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else None
 
 
 # Read again from the folder of a run.

@@ -67,8 +67,8 @@ class Baseline:
         }
 
     def after(self, before: Baseline) -> Baseline:
-        """Return this baseline with `best` brought up to date: for each figure the better of `before`'s best
-        and this median."""
+        """Return this baseline with `best` set: for each figure the better of this baseline's median and the best
+        of `before`, the baseline that it replaces."""
         best = {**before.medians(), **before.best}
         for metric, value in self.medians().items():
             worse = _gate(metric).worsening(best.get(metric, value), value)
@@ -76,8 +76,8 @@ class Baseline:
         return replace(self, best=best)
 
     def drifts(self, gates: Sequence[Gate]) -> list[str]:
-        """List the figures of these gates that are worse than the best baseline by more than `DRIFT`, as texts such as
-        `throughput −3.8 %`."""
+        """List the figures of these gates whose median is worse than the best one by more than the gate's margin, and
+        more than `DRIFT` except errors, as texts such as `throughput −3.8 %`."""
         texts, medians = [], self.medians()
         for gate in gates:
             best, value = self.best.get(gate.metric, math.nan), medians.get(gate.metric, math.nan)

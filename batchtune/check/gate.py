@@ -75,8 +75,8 @@ def planned_looks(
 
     To flag a gate, the error rate is divided by the number of gates (Bonferroni), so that one false flag
     among all of them is as rare as `error_rate`. To clear a gate each has the whole rate, because OK needs
-    all gates cleared. `clear_first`: no gate can be cleared before so many blocks, so that earlier looks
-    spend nothing on it.
+    all gates cleared. `clear_first`: no gate can be cleared before this number of blocks, so that earlier
+    looks spend nothing on it.
     """
     flag_rate = error_rate / max(gates, 1)
     # Of the error rate, for the looks of Student's t, each as much; the rank test has the rest.
@@ -267,8 +267,8 @@ class Gate:
         """Return how much worse `after` is than `before`, two values of the figure; above 0 is worse.
 
         The natural log(after / before), with the sign flipped where higher is better; of errors after −
-        before. A rate of 0 or an infinite latency on one side counts as a factor of 1000. nan where a side is
-        nan, both are infinite, or there is no logarithm.
+        before. A factor above 1000, a rate of 0 and an infinite latency on one side count as a factor of 1000.
+        nan where a side is nan, both are infinite, or there is no logarithm.
         """
         # The log ratio of a change without a finite one: a latency beyond the last good answer, or a
         # capacity of 0.

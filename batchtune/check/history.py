@@ -120,8 +120,8 @@ workload."""
 
 
 def are_equal(before: Scenario, after: Scenario) -> bool:
-    """Whether both sides are one server with one model, byte by byte, so that whatever a check flags is a
-    false alarm."""
+    """Whether both sides have equal targets, loads and parameters, and models that are equal byte by byte, so that
+    whatever a check flags is a false alarm."""
     documents = [side.document() for side in (before, after)]
     models = [document["target"].pop("model", None) for document in documents]
     for document in documents:

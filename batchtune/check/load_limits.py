@@ -63,7 +63,8 @@ def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
     """Parse texts such as `p95=20ms,throughput=500/s,errors=1%,cpu=200us` into limits, in the order given.
 
     Raises:
-        UsageError: no such figure, or a value that its unit does not allow; the message names --gate.
+        UsageError: no such figure, a value that cannot be parsed, or a limit of errors of 100 % or more; the message
+            names --gate.
     """
     try:
         return tuple(map(_parsed, listed(texts)))

@@ -37,7 +37,8 @@ from batchtune.errors import (
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
-from batchtune.tune.compare.blocks import Variant, paired_arms, runs_of
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.compare.blocks import Variant, figures_of, paired_arms, runs_of
 from batchtune.tune.evidence.best_point import rows_per_request
 from batchtune.tune.trials.trial import Trial
 
@@ -212,10 +213,10 @@ def run_check(
     blocks_max: int = CHECK_BLOCKS_MAX,
     on_look: Callable[[Phase, int, Sequence[Finding]], None] = lambda _phase, _blocks, _findings: None,
 ) -> Conclusion:
-    """Measure blocks until the verdict is clear or `blocks_max` are used; measure once more what looks worse.
+    """Measure blocks until a gate is flagged as regressed, no gate is open, or there are `blocks_max` (the screen);
+    what is flagged is then measured again (the confirmation).
 
-    The screen ends when a gate is flagged or none is open. Flagged and open gates are then judged by new
-    blocks alone, the confirmation. `error_rate`: probability that a check of two equal sides fails, 0 to 1.
+    The confirmation judges the flagged gates, and the open ones but cpu, by at most `blocks_max` new blocks alone.
     `on_look(phase, blocks, findings)` is called after each look.
     """
     counts = looks_up_to(blocks_max)
@@ -300,8 +301,8 @@ def judge_fixed(
 def judge_interrupted(
     gates: Sequence[Gate], blocks: Sequence[BlockFigures], *, blocks_max: int
 ) -> Conclusion:
-    """Judge the blocks before an interrupt as `judge_fixed` does; the verdict is INCONCLUSIVE whatever they show, and
-    a gate that they flag stays open, since it was not measured again."""
+    """Judge the blocks of a screen that was interrupted, as `judge_fixed` does; but the verdict is always INCONCLUSIVE,
+    and a gate that they flag is open, since it was not measured again."""
     so_far = judge_fixed(gates, blocks)
     findings = tuple(
         replace(finding, state="open", confirmed=False) if finding.state == "regressed" else finding
@@ -309,6 +310,56 @@ def judge_interrupted(
     )
     reason = coded("check_interrupted", blocks=len(blocks), blocks_max=blocks_max)
     return replace(so_far, verdict="INCONCLUSIVE", findings=findings, reason=reason, interrupted=True)
+
+
+def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
+    """Return the conclusion, with another verdict where the gates alone do not decide.
+
+    The verdict becomes INVALID where the load generator or the host spoilt the runs of either side; not for the
+    host where it is REGRESSED, since a disturbed host hides changes and makes none. OK, IMPROVED and INCONCLUSIVE
+    become SLO MISSED where more than half of the runs of the candidate, the last variant, fail the scenario's SLO.
+    """
+    if conclusion.target_failed or conclusion.interrupted:
+        return conclusion
+    void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED")
+    if void:
+        return replace(conclusion, verdict="INVALID", reason=void)
+    kept: tuple[Verdict, ...] = ("OK", "IMPROVED", "INCONCLUSIVE")
+    for candidate in variants[-1].arms():
+        missed = _slo_missed(trials, candidate.name, candidate.scenario)
+        if missed is not None and conclusion.verdict in kept:
+            reason = coded(
+                "model_misses" if candidate.model else "side_misses", side=candidate.name, why=missed
+            )
+            return replace(conclusion, verdict="SLO MISSED", reason=reason)
+    return conclusion
+
+
+def _void(trials: Sequence[Trial], variants: Sequence[Variant], *, by_host: bool) -> Coded | None:
+    """Return why the figures say nothing about the servers, as a code; None where they do.
+
+    `by_host`: a disturbed host counts too, not only a load generator at its limit.
+    """
+    for arm in (arm for variant in variants for arm in variant.arms()):
+        figures = figures_of(arm, trials)
+        if figures.client_limited:
+            return coded("side_client_limited", side=arm.name)
+        if by_host and figures.disturbed:
+            return coded("side_disturbed", side=arm.name)
+    return None
+
+
+def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> Coded | None:
+    """Return why the last of the failed runs missed the SLO, where more than half of the runs missed it; else
+    None.
+
+    None also where the scenario states no SLO.
+    """
+    if not scenario.slo.promises:
+        return None
+    measured = [trial.measurement for trial in runs_of(trials, name).values()]
+    failed = [run for run in measured if run is not None and run.verdict == "FAIL"]
+    return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else None
 
 
 def _findings(

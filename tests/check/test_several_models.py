@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from batchtune.check.account import Account, account_from, attributed, judged
+from batchtune.check.account import Account, account_from, attributed
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
-from batchtune.check.paired_check import judge_fixed, paired_figures
+from batchtune.check.paired_check import judge_fixed, judged, paired_figures
 from batchtune.errors import UsageError
 from batchtune.measure.caveats import caveat
 from batchtune.plain_values import as_text

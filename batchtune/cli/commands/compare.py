@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.check.account import Account, attributed, judged
+from batchtune.check.account import Account, attributed
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
-from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, paired_figures
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, judged, paired_figures
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.report import report_at_end

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import CHECK, write_whole
-from batchtune.check.account import Account, attributed, judged
+from batchtune.check.account import Account, attributed
 from batchtune.check.gate import gates_of, parse_margins
 from batchtune.check.history import append_history, are_equal, history_line
-from batchtune.check.paired_check import paired_figures
+from batchtune.check.paired_check import judged, paired_figures
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants

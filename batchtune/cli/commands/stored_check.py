@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.check.account import Account, judged
+from batchtune.check.account import Account
 from batchtune.check.baseline import (
     BASELINE,
     Baseline,
@@ -24,7 +24,7 @@ from batchtune.check.baseline import (
 )
 from batchtune.check.gate import Gate, gates_of, parse_margins
 from batchtune.check.history import read_history, series_of, track_record
-from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion, judged
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.check_course import (

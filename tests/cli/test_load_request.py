@@ -69,6 +69,26 @@ def test_a_point_of_the_space_can_be_loaded(tmp_path: Path, override: str) -> No
     )
 
 
+def test_a_parameter_that_one_of_several_models_has_of_its_own_is_refused(tmp_path: Path) -> None:
+    text = """\
+name: two
+target:
+  models:
+    - {name: ranker, model: imdb_transformer, rate: 5/s}
+    - {name: reader, model: sequence_transformer, rate: 5/s, batching: {max_batch_size: 4}}
+load: {arrivals: poisson}
+slo: {p95: 1s}
+objective: latency
+"""
+    with pytest.raises(UsageError, match=r"fixed\.max_batch_size: reader has its own") as caught:
+        asked(tmp_path, text, "max_batch_size=8")
+    assert caught.value.hint == "set it for each model: --set target.models.1.batching.max_batch_size=…"
+    own = "target.models.1.batching.max_batch_size=2"
+    sizes = [batching.max_batch_size for _, batching in configuration(tmp_path, own, text=text).models]
+    assert sizes == [2]
+    assert asked(tmp_path, text, "max_batch_size=8", own)[1].settings == {"max_batch_size": 8}
+
+
 def test_a_flag_of_the_space_and_sizes_as_simulate_takes_them(tmp_path: Path) -> None:
     asked = configuration(
         tmp_path,

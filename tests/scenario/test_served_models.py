@@ -63,6 +63,30 @@ def test_what_would_not_be_heard_by_a_model_with_its_own_is_refused(
     assert heard.slo.limits().get("p95") == 0.001 or heard.request.protocol == "rest" or "rate" in override
 
 
+@pytest.mark.parametrize(
+    ("override", "own"),
+    [
+        ("fixed.max_batch_size=8", "batching.max_batch_size"),
+        ("search.space.batch_timeout_micros=[0]", "space.batch_timeout_micros"),
+    ],
+)
+def test_a_parameter_of_all_is_refused_where_a_model_has_its_own(override: str, own: str) -> None:
+    text = TWO.replace(
+        "model: sequence_transformer",
+        "model: sequence_transformer, batching: {max_batch_size: 4}, space: {batch_timeout_micros: [0, 500]}",
+    )
+    key = override.partition("=")[0]
+    with pytest.raises(UsageError, match=f"{key}: reader has its own, which takes precedence") as caught:
+        parse_scenario(text, overrides=[override])
+    assert caught.value.hint == f"set it for each model: --set target.models.1.{own}=…"
+    value = "2" if own.startswith("batching") else "[0, 1000]"
+    heard = parse_scenario(text, overrides=[override, f"target.models.1.{own}={value}"])
+    assert str(heard.target.models[1].model_dump(by_alias=True)).count(value) == 1
+    assert parse_scenario(TWO, overrides=[override]).target.models == parse_scenario(TWO).target.models
+    others = ["fixed.num_batch_threads=2", "search.space.max_enqueued_batches=[4, 8]"]
+    assert parse_scenario(text, overrides=others).target.models == parse_scenario(text).target.models
+
+
 def test_an_option_that_the_same_command_line_overrules_for_one_model_is_heard_by_the_other() -> None:
     without = [f"target.models.{at}.slo=null" for at in (0, 1)]
     overrides = [*without, "slo.p95=20ms", "target.models.0.slo.p95=10ms"]

@@ -25,6 +25,7 @@ from batchtune.scenario.spec.knobs import (
     triton_configuration,
 )
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.served_models import refuse_unheard
 from batchtune.scenario.spec.workload import ArrivalKind
 from batchtune.scenario.yaml_document import empty_value, parse_override
 from batchtune.target.choice import placed
@@ -203,7 +204,8 @@ def question_of(wanted: LoadRequest) -> Question:
     server: a load test searches nothing.
 
     Raises:
-        UsageError: options that contradict each other, or that cannot apply to a server that runs already.
+        UsageError: options that contradict each other, that cannot apply to a server that runs already, or of which
+            one of several models has its own value.
         BatchingParametersError: the file of parameters cannot be read, or holds values that no server would
             take.
         ScenarioError: as `read_scenario`.
@@ -217,6 +219,8 @@ def question_of(wanted: LoadRequest) -> Question:
     settings, overrides = split_settings(wanted.overrides, searched=section_of(written, "search", "space"))
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
+    given = [{"fixed": settings}, *(parse_override(override).data for override in overrides)]
+    refuse_unheard(asked, given, option="--set")
     loop = loop_overrides(section_of(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
     if not loop and asked.get("objective", "capacity") == "capacity":  # which a load does not search
         own = section_of(asked, "load")

@@ -72,8 +72,8 @@ class ServedModelSpec(Spec):
 def refuse_unheard(
     scenario: Mapping[str, Any], overrides: Sequence[Mapping[str, Any]], *, option: str
 ) -> None:
-    """Check that every override of request, slo, load.rate or load.concurrency takes effect on each of several
-    models: a model's own value would take precedence.
+    """Check that every override of a key that single models may have too takes effect on each of several models: a
+    model's own value would take precedence.
 
     `scenario`: plain data, with the overrides applied. `overrides`: plain data of each. `option`: the option that gave
     them, for the message.
@@ -82,27 +82,31 @@ def refuse_unheard(
         UsageError: a model has its own value, which no override sets.
     """
     models = _below(scenario, "target", "models")
-    own_keys = {
-        "slo": ("slo",),
-        "request": ("request",),
-        "rate": ("load", "rate"),
-        "concurrency": ("load", "concurrency"),
+    own_keys: dict[tuple[str, ...], tuple[str, ...]] = {
+        ("slo",): ("slo",),
+        ("request",): ("request",),
+        ("load", "rate"): ("rate",),
+        ("load", "concurrency"): ("concurrency",),
     }
-    for name, keys in own_keys.items():
+    for section, own_section in ((("fixed",), "batching"), (("search", "space"), "space")):
+        for values in (_below(override, *section) for override in overrides):
+            if isinstance(values, dict):
+                own_keys |= {(*section, name): (own_section, name) for name in values}
+    for keys, own_key in own_keys.items():
         if all(_below(override, *keys) is None for override in overrides):
             continue
         own = [
             (at, str(model.get("name", at)))
             for at, model in enumerate(models if isinstance(models, list) else ())
-            if isinstance(model, dict) and model.get(name) is not None
-            if all(_below(override, "target", "models", str(at), name) is None for override in overrides)
+            if _below(model, *own_key) is not None
+            if all(_below(override, "target", "models", str(at), *own_key) is None for override in overrides)
         ]
         if own:
             names, has = ", ".join(words for _, words in own), "has its" if len(own) == 1 else "have their"
             value = "=…" if len(keys) > 1 else ".…=…"
             raise UsageError(
                 f"{'.'.join(keys)}: {names} {has} own, which takes precedence",
-                hint=f"set it for each model: {option} target.models.{own[0][0]}.{name}{value}",
+                hint=f"set it for each model: {option} target.models.{own[0][0]}.{'.'.join(own_key)}{value}",
             )
 
 

@@ -174,7 +174,7 @@ def _trial(line: bytes, *, path: Path, number: int) -> tuple[Trial, Mapping[str,
 
 
 def _cut_torn_line(descriptor: int, path: Path) -> None:
-    """Cut the file off behind its last newline, so that the next line does not continue an incomplete one."""
+    """Cut the file off after its last newline, so that the next line does not continue an incomplete one."""
     size = os.fstat(descriptor).st_size
     if size == 0:
         return
@@ -197,7 +197,7 @@ SERVER_LOG = "server.log"
 MODEL_CONFIG = "model_config.json"
 
 RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
-"""Name of a sweep's folder, `<UTC>-<id>`; the folders of other runs have `-<kind>` behind it."""
+"""Name of a sweep's folder, `<UTC>-<id>`; the folders of other runs have `-<kind>` after it."""
 NOT_RUNS = "reference"
 """Folder of a results folder whose runs are kept for reference: none of them is ever the latest run."""
 

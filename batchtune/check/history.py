@@ -34,7 +34,7 @@ ERROR_RATE: Final = 0.01
 """Most probability that a series without a change shows one."""
 
 SIDE_MIN: Final = 4
-"""Fewest values before and behind a change: it is found only this many checks after it came."""
+"""Fewest values before and after a change: it is found only this many checks after it came."""
 
 LEAST: Final = 12
 """Fewest values of a series. Fewer have too few orders for a permutation test: even a clear change can be

@@ -182,7 +182,7 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
     """Make the view for the stream (default: stderr): a panel on a terminal, plain lines elsewhere, nothing
     when `quiet`.
 
-    `scenario`: as in `trial_line`.
+    `scenario`: of the trials; None: one with an SLO, and a server that has all CPUs.
     """
     if quiet:
         return View()

@@ -136,7 +136,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
     """Print a table with a row for each load point, then the best point, what limits the server, and caveats.
 
     Of several models a row for each beside the others and one alone, then what the others cost it, and what the
-    server did meanwhile. `scenario`: as in `points_dict`.
+    server did meanwhile. `scenario` gives CPUs and flags of the server, which the bottleneck depends on.
     """
     # Left out in this order where the terminal is too narrow.
     dispensable = ("compute ms", "queue ms", "p90 ms", "rows/s", "p50 ms", "mean batch", "errors", "p99 ms")
@@ -177,8 +177,8 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
 
 
 def print_points_csv(points: Sequence[Trial], *, scenario: Scenario | None = None) -> None:
-    """Print the points as CSV: requests and rows per second, milliseconds, ratios; `scenario`: as in
-    `points_dict`."""
+    """Print the points as CSV: requests and rows per second, milliseconds, ratios. `scenario` gives CPUs and flags of
+    the server, which the bottleneck depends on."""
     head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
     rows = [_csv_row(point, scenario) for point in points]
     given = {name for row in rows for name in row}
@@ -193,7 +193,7 @@ def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> 
     """Return a table, headings first, with a row for each load point that was measured, without letters of
     caveats.
 
-    `scenario`: as in `points_dict`.
+    `scenario` gives CPUs and flags of the server, which the bottleneck depends on.
     """
     measured = points_by_load(points)
     limits = {load: trial_bottleneck(point, scenario) for load, point in measured.items()}

@@ -134,10 +134,10 @@ def print_recommendation(
     next_step: str | None = None,
     offer: str | None = None,
 ) -> None:
-    """Print a recommendation with the whole argument: figures beside all contenders, reasons, confidence, how
-    to deploy it.
+    """Print a recommendation with the whole argument: figures of all contenders, reasons, confidence, how to deploy it.
 
-    `run`, `next_step`, `offer`, `deployment`: as in `print_answer`.
+    `run`: line that names the run. `next_step`: command that would confirm an open answer. `offer`: command for a
+    longer search. `deployment`: command that serves it. What is None is left out.
     """
     # Columns of the table of all contenders that go first where there is little room.
     dispensable = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
@@ -182,7 +182,7 @@ def print_recommendation(
 
 
 def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
-    """Return the table of all contenders, with the marks of caveats behind the names."""
+    """Return the table of all contenders, with the marks of caveats after the names."""
     headings, *rows = contenders_table(chosen)
     for whose, row in zip(marks.caveats, rows, strict=False):
         row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "bound", "server")

@@ -186,7 +186,7 @@ def text_width() -> int:
 
 
 def paragraph(text: str, *, width: int, indent: str = "  ") -> str:
-    """Wrap the text to lines of at most `width` characters, all but the first behind `indent`.
+    """Wrap the text to lines of at most `width` characters, all but the first beginning with `indent`.
 
     Words stay whole, so that a long one may exceed the width, and a number stays with its unit.
     """

@@ -39,8 +39,7 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
 
 
 def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "", advises: bool = True) -> str:
-    """Return the bottleneck with the figures that show it and what to do, as text behind the label
-    `Bottleneck`.
+    """Return the bottleneck with the figures that show it and what to do, as text after the label `Bottleneck`.
 
     `at`: where the figures were measured, such as `at 8 `. `advises` False: without what to do about it.
     """

@@ -59,7 +59,7 @@ def _imdb_transformer() -> Any:
 
 
 def _resnet50() -> Any:
-    """Make Keras's own ResNet50 behind a transposition, so that it takes the images that the torch one takes."""
+    """Make Keras's own ResNet50 with a transposition before it, so that it takes the images that torch's one takes."""
     import keras
 
     image = keras.Input(shape=(3, 224, 224), dtype="float32", name="image")

@@ -67,7 +67,8 @@ class _Block(nn.Module):  # type: ignore[misc]
 
 
 class WordRelevance(nn.Module):  # type: ignore[misc]
-    """The sum of the words' weights through a sigmoid; for random words the sum is normal with a variance of one."""
+    """Maps `tokens` [batch, 200] to `relevance` [batch, 1]: the sum of the words' weights through a sigmoid. For random
+    words the sum is normal with a variance of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class ImdbTransformer(nn.Module):  # type: ignore[misc]
         return self.classified(self.words(words) + self.positions.weight)
 
     def classified(self, hidden: Any) -> Any:
-        """Compute the class scores of embedded words."""
+        """Compute the class scores [batch, 2] of embedded words [batch, 200, width]."""
         hidden = self.after_attention(hidden + self._attended(hidden))
         hidden = self.after_forward(hidden + self.forwarded(hidden))
         return self.scores(hidden.mean(dim=1))
@@ -125,8 +126,8 @@ class ImdbTransformer(nn.Module):  # type: ignore[misc]
 
 
 def imdb_transformer() -> Any:
-    """Make the transformer, with embeddings as small as Keras draws them: with torch's own unit variance the softmax
-    of two classes saturates."""
+    """Make an `ImdbTransformer` with embeddings as small as Keras draws them: with torch's own, of unit variance, the
+    softmax of two classes saturates."""
     model = ImdbTransformer()
     nn.init.uniform_(model.words.weight, -0.05, 0.05)
     nn.init.uniform_(model.positions.weight, -0.05, 0.05)

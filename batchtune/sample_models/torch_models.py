@@ -47,7 +47,7 @@ request_threads: 1            # Python runs on one CPU at a time
 
 
 class EmbeddedTransformer(ImdbTransformer):
-    """The transformer without its table of words: takes embedded words."""
+    """`ImdbTransformer` without its table of words: maps `embedded` [batch, 200, width] to `scores` [batch, 2]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,8 @@ class EmbeddedTransformer(ImdbTransformer):
 
 
 def write_stages(version_path: Path) -> None:
-    """Write the stages, the vocabulary and the embeddings beside the model; pieces are all of up to three letters."""
+    """Write the stages, the vocabulary and the embeddings into the version directory; the vocabulary has every word
+    piece of up to three letters from a to z."""
     sizes = range(1, text_stages.PIECE_MAX + 1)
     pieces = ("".join(letters) for size in sizes for letters in product(ascii_lowercase, repeat=size))
     vocabulary = ["", *pieces]
@@ -149,7 +150,7 @@ FORMS = {
 
 
 def torch_model(name: str) -> Any:
-    """Make the named model, not folded, ready for inference, with the same weights on every machine."""
+    """Make the named model for inference, with seeded weights, equal on every machine; `folded` is not applied."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return FORMS[name].build().eval()

@@ -30,8 +30,8 @@ requests to send, and rows of the requests, each of shape (n,); None: the file h
 def read_trace(file: str) -> Trace:
     """Read a trace of arrivals: a .csv file with a header, or a .jsonl file with one object a line.
 
-    Columns: one of `offset_s`, `offset_ms`, `offset_us`, `offset_ns`; if wanted `request`, the index of the
-    recorded request to send, and `rows`. Others are ignored. Lines need not be in order of time.
+    Columns: one of `offset_s`, `offset_ms`, `offset_us`, `offset_ns`; optional `request`, the index of the
+    recorded request to send, and `rows`. Others are ignored. Lines may be in any order of time.
 
     Raises:
         ScenarioError: the file cannot be read, is empty or has no column for the time; `file:line: …` for a
@@ -105,7 +105,7 @@ _REQUESTS_MAX = 200_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """An open loop: request i is due `due_ns[i]` after the start, whatever became of those before."""
+    """An open loop: request i is due `due_ns[i]` after the start, whether earlier ones are answered or not."""
 
     # Shape (n,), sorted, in [0, duration_s).
     due_ns: NDArray[np.int64]

@@ -79,8 +79,8 @@ def server_scenario(server: str, app: str | None) -> str:
     `app`: what the server is to serve, `my_app.py:NAME` or, for a server of models, a model.
 
     Raises:
-        UsageError: no such server; or `app` is None, is of the other kind, has no such file or name, or has a
-            character that a command line splits.
+        UsageError: no such server; or `app` is None, is a model for a server of apps or an app for a server of
+            models, names no file or name that exists, or has a character that a command line splits.
     """
     names = server_names()
     if server not in names:

@@ -46,7 +46,7 @@ def _lines(key: str, value: Any, *, path: str, comments: Mapping[str, str], dept
 
 
 def _beside(text: str, comment: str, indent: str) -> list[str]:
-    """Return the text with the comment behind it, or above it where there is no room."""
+    """Return the text with the comment after it, or above it where there is no room."""
     if not comment:
         return [text]
     column = 28  # Where comments begin, if the text before them ends earlier.

@@ -35,8 +35,8 @@ class ServiceTime:
         """Compute τ, seconds of a batch, for 0 to `rows_max` rows, shape (rows_max + 1,); the entry for 0 rows is
         unused.
 
-        Above the last knot the line goes on at the slope of the last octave, below the first one at that of the
-        first octave, but not under a fifth of the first knot's time.
+        Above the last knot τ is a line with the slope of the last octave, below the first knot one with that of the
+        first octave, but nowhere less than a fifth of the first knot's time.
         """
         least_share = 0.2
         sizes = np.arange(rows_max + 1, dtype=np.float64)

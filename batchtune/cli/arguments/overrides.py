@@ -216,7 +216,7 @@ def _named(option: str, expected: str, texts: Iterable[str], read: Any) -> Itera
 
 
 def _dimensions(text: str) -> list[int]:
-    """Parse `224x224x3`, the dimensions behind the batch dimension; empty: one number for each row.
+    """Parse `224x224x3`, the dimensions after the batch dimension; empty: one number for each row.
 
     Raises:
         ValueError: not whole numbers above 0.

@@ -265,7 +265,7 @@ def _free_memory_bytes(root: Path) -> int:
 
 
 def _entry(path: Path, name: str) -> int:
-    """Return the number behind `name` in a file of `name number` lines; 0 where there is none."""
+    """Return the number after `name` in a file of `name number` lines; 0 where there is none."""
     entries = (line.partition(" ") for line in text_of(path).splitlines())
     return next((int(value) for key, _, value in entries if key == name and value.isdigit()), 0)
 

@@ -111,8 +111,9 @@ def look_at_running(
 ) -> LookedAt:
     """Send a few requests to the model of a running server, and make a scenario of what it answered.
 
-    `command`, `overrides`, `batched`: as in `look_at`. `target`: keys of `target` for a server that takes
-    parameters, which a sweep searches; None: it is loaded as it is.
+    `overrides`: `KEY=VALUE` from the options. `batched` False: the model may refuse the rows of several requests at
+    once. `target`: keys of `target` for a server that takes parameters, which a sweep searches; None: it is loaded as
+    it is, whatever `command` is.
 
     Raises:
         UsageError: options that contradict each other or the model.
@@ -381,7 +382,7 @@ def subject_of_sweep(
 ) -> LoadRequest:
     """Return the request with the scenario of a sweep, found or made for the command's argument.
 
-    `server`: name of a known server of which the argument is an app. `resume`: the run to go on with.
+    `server`: name of a known server of which the argument is an app. `resume`: the run to resume.
 
     Raises:
         UsageError: neither a scenario nor a model, or a running server that takes no parameters.
@@ -428,7 +429,7 @@ def subject_of_load(
     """Return the request with the scenario of a load test; an address as argument names the server that is
     loaded.
 
-    `server`: as in `subject_of_sweep`.
+    `server`: name of a known server of which the argument is an app.
 
     Raises:
         UsageError: neither a scenario, nor a model, nor an address.

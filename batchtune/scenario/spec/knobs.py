@@ -237,8 +237,8 @@ def configuration_of(
     are no batching parameter become server flags.
 
     `enable_batching: false` turns batching off; its parameters and length buckets are then ignored. So that every
-    combination of a space is legal, `allowed_batch_sizes` and `max_execution_batch_size` are cut to `max_batch_size`
-    where they or that are among the `searched` names.
+    combination of a space is legal, `allowed_batch_sizes` and `max_execution_batch_size` are each cut to
+    `max_batch_size` where one of the two is among the `searched` names.
 
     Raises:
         BatchingParametersError: values that no server would accept.

@@ -243,8 +243,8 @@ class Scenario(Spec):
     def document(self) -> dict[str, Any]:
         """Return this scenario as the mapping of its YAML, with defaults written out and file names absolute.
 
-        Left out are those that would count as given if they were written, such as durations and a budget that follow
-        from the server's speed.
+        Left out are values that would count as the user's if they were written, such as durations and a budget that
+        follow from the server's speed.
         """
         document: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for name, key in (("duration_s", "duration"), ("warm_up_s", "warm_up")):

@@ -63,7 +63,8 @@ class ListSpace(Spec):
 
 
 class RangeSpace(Spec):
-    """Values from low on: evenly spaced, up to high or the last step below; with log doubling, and then high."""
+    """Values from low to high: evenly spaced, the last one high or less than a step below it; with log doubling, the
+    last one high."""
 
     low: int | float = Field(description="first value")
     high: int | float = Field(description="last value")

@@ -126,8 +126,9 @@ def check_spaces(models: Sequence[ServedModelSpec]) -> None:
 
 
 def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
-    """Check that several models can be loaded so: by these arrivals, for a duration, from this machine, and each with
-    a rate of its own or the scenario's in an open loop, with clients in a closed one; raises a problem if not."""
+    """Check that several models can have this load: arrivals closed, constant, poisson or gamma, a duration, no fleet;
+    and that each model has a rate in an open loop, and clients of its own only in a closed one; raises a problem if
+    not."""
     closed = not load.open_loop
     if models and load.arrivals not in ("closed", "constant", "poisson", "gamma"):
         raise problem("several models take closed, constant, poisson or gamma", at=("load", "arrivals"))

@@ -158,7 +158,8 @@ Address = Annotated[
 
 
 def name_in(url: str) -> str:
-    """Return the name of a model of kind http that has none: the last part of its URL."""
+    """Return the name for a model of kind http that has none: the last part of its URL, or `server` where that is no
+    identifier."""
     last = url.rstrip("/").rpartition("/")[2]
     return last if last.isidentifier() else "server"
 
@@ -354,7 +355,8 @@ class TargetSpec(Spec):
 
     @property
     def words(self) -> tuple[ServerWord, ...]:
-        """As `MeansSpec.words`, for a server of kind http; empty for other kinds."""
+        """(TensorFlow Serving's name, the server's name, factor to TensorFlow Serving's unit) for each batching
+        parameter that a server of kind http has; empty for other kinds."""
         return self.means.words()
 
     def traps_of(self, values: Mapping[str, Collection[object]]) -> list[str]:

@@ -231,7 +231,7 @@ def distribution(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Se
 def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Section:
     """Draw median and p95 of the requests that were due in each of TIMELINE_BINS parts of the run, over time.
 
-    `which`: as in `distribution`.
+    `which`: a phrase that says which run of a variant is shown.
     """
     data: list[Trace] = []
     for curve in shown:
@@ -260,8 +260,8 @@ def timeline(shown: Sequence[PlottedRun], slo: SloSpec, *, which: str) -> Sectio
 
 
 def split(shown: Sequence[PlottedRun], *, which: str) -> Section:
-    """Draw the mean latency of each run in parts: queue, model, rest, by the server's counters; `which`: as
-    in `distribution`."""
+    """Draw the mean latency of each run in parts: queue, model, rest, by the server's counters. `which`: a phrase that
+    says which run of a variant is shown."""
     measured = {curve.name: curve.measured for curve in shown if curve.measured is not None}
     parts_s = {name: _parts_s(run) for name, run in measured.items()}
     known = {name: parts for name, parts in parts_s.items() if parts is not None}

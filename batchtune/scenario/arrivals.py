@@ -150,10 +150,8 @@ class ClosedLoop:
 
         Shares of clients differ by one at most, and so do those of requests among workers with clients.
         """
-        most, busy = (
-            self.requests_max,
-            min(workers, self.concurrency),
-        )  # a worker without clients sends nothing
+        most = self.requests_max
+        busy = min(workers, self.concurrency)  # a worker without clients sends nothing
         share = None if most is None else share_of(most, worker, busy) * (worker < busy)
         return replace(self, concurrency=share_of(self.concurrency, worker, workers), requests_max=share)
 

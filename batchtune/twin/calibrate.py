@@ -377,15 +377,12 @@ def readings_around(
     # Multiples of it fill the interval from 0 to 1 evenly, however many there are.
     golden = 0.6180339887498949
     for at in range(count):
-        solution = solutions[
-            min(int(np.searchsorted(up_to, at * golden % 1.0, side="right")), len(up_to) - 1)
-        ]
+        place = int(np.searchsorted(up_to, at * golden % 1.0, side="right"))
+        solution = solutions[min(place, len(up_to) - 1)]
         root = np.linalg.cholesky(solution.covariance + 1e-12 * np.eye(len(solution.theta)))
         theta = solution.theta + root @ rng.standard_normal(len(solution.theta))
-        theta[:CONTENTION] = (
-            np.clip(theta[:CONTENTION] - solution.theta[:CONTENTION], -2.0, 2.0)
-            + (solution.theta[:CONTENTION])
-        )
+        moved = np.clip(theta[:CONTENTION] - solution.theta[:CONTENTION], -2.0, 2.0)
+        theta[:CONTENTION] = moved + solution.theta[:CONTENTION]
         fits.append(solution.law.reading(theta).slower(float(np.exp(run_sd * rng.standard_normal()))))
     return tuple(fits)
 

@@ -181,10 +181,8 @@ def _told(server: ServerActivity) -> list[tuple[float, ...]]:
     fewest_batches = 10
     for bucket, batches in server.bucket_batches.items():
         rows, micros = server.bucket_rows.get(bucket, 0), server.bucket_execution_micros.get(bucket, 0)
-        sent, padding = (
-            server.bucket_sent_elements.get(bucket, 0),
-            server.bucket_padding_elements.get(bucket, 0),
-        )
+        sent = server.bucket_sent_elements.get(bucket, 0)
+        padding = server.bucket_padding_elements.get(bucket, 0)
         if batches >= fewest_batches and rows and sent and micros:
             whole = (rows, sent + padding, sent, micros / 1e6)
             points.append((*(value / batches for value in whole), float(batches)))

@@ -311,12 +311,8 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
     smallest_s = min((math.exp(run.targets["p50"]) for run in runs if "p50" in run.targets), default=1e-3)
     delay_s = 0.6 * min(overheads) if overheads else 0.1 * smallest_s
     start = np.zeros(SCALARS + len(anchors))
-    start[DELAY], start[JITTER], start[CONTENTION] = (
-        math.log(max(delay_s, 2e-5)),
-        math.log(0.08),
-        contention,
-    )
-    start[CROWDING] = math.log(crowding_s)
+    start[CONTENTION], start[CROWDING] = contention, math.log(crowding_s)
+    start[DELAY], start[JITTER] = math.log(max(delay_s, 2e-5)), math.log(0.08)
     starts_s = {FRONT_END: 2e-5, WAKE: 5e-5, BATCH_HOST: 8e-5, ROW_HOST: 2e-6}
     for at, seconds in starts_s.items():
         start[at] = math.log(seconds)

@@ -81,32 +81,27 @@ def refuse_unheard(
     Raises:
         UsageError: a model has its own value, which no override sets.
     """
-    models = _below(scenario, "target", "models")
-    own_keys: dict[tuple[str, ...], tuple[str, ...]] = {
-        ("slo",): ("slo",),
-        ("request",): ("request",),
-        ("load", "rate"): ("rate",),
-        ("load", "concurrency"): ("concurrency",),
-    }
-    for section, own_section in ((("fixed",), "batching"), (("search", "space"), "space")):
-        for values in (_below(override, *section) for override in overrides):
+    models = _below(scenario, "target.models")
+    own_keys = {"slo": "slo", "request": "request", "load.rate": "rate", "load.concurrency": "concurrency"}
+    for section, own_section in (("fixed", "batching"), ("search.space", "space")):
+        for values in (_below(override, section) for override in overrides):
             if isinstance(values, dict):
-                own_keys |= {(*section, name): (own_section, name) for name in values}
-    for keys, own_key in own_keys.items():
-        if all(_below(override, *keys) is None for override in overrides):
+                own_keys |= {f"{section}.{name}": f"{own_section}.{name}" for name in values}
+    for key, own_key in own_keys.items():
+        if all(_below(override, key) is None for override in overrides):
             continue
         own = [
             (at, str(model.get("name", at)))
             for at, model in enumerate(models if isinstance(models, list) else ())
-            if _below(model, *own_key) is not None
-            if all(_below(override, "target", "models", str(at), *own_key) is None for override in overrides)
+            if _below(model, own_key) is not None
+            if all(_below(override, f"target.models.{at}.{own_key}") is None for override in overrides)
         ]
         if own:
             names, has = ", ".join(words for _, words in own), "has its" if len(own) == 1 else "have their"
-            value = "=…" if len(keys) > 1 else ".…=…"
+            value = "=…" if "." in key else ".…=…"
             raise UsageError(
-                f"{'.'.join(keys)}: {names} {has} own, which takes precedence",
-                hint=f"set it for each model: {option} target.models.{own[0][0]}.{'.'.join(own_key)}{value}",
+                f"{key}: {names} {has} own, which takes precedence",
+                hint=f"set it for each model: {option} target.models.{own[0][0]}.{own_key}{value}",
             )
 
 
@@ -154,7 +149,8 @@ def check_loads(models: Sequence[ServedModelSpec], load: LoadSpec) -> None:
             )
 
 
-def _below(data: Any, *keys: str) -> Any:
-    for key in keys:
-        data = data.get(key) if isinstance(data, dict) else None
+def _below(data: Any, key: str) -> Any:
+    """Return the value of a dotted key in plain data; None where there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
     return data

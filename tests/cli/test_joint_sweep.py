@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -111,6 +112,12 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
     assert all(words in text for words in ("quick + slow", "How the contenders compare", "models.config"))
 
 
+ONE_VALUE: Final = (
+    *("--set", "search.space.max_batch_size=[4]"),
+    *("--set", "target.models.1.space.max_batch_size=[2]"),
+)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -119,7 +126,11 @@ def test_two_models_are_swept_together(tmp_path: Path) -> None:
         (("--optuna-storage", "sqlite:///a.db"), ("--optuna-storage: not of several models",)),
         (("--set", "search.strategy=rule"), ("search.strategy: rule searches one model",)),
         (("--set", "objective=throughput"), ("objective",)),
-        (("--set", "search.space.max_batch_size=[4]"), ("search.space: no parameter has two values to try",)),
+        (ONE_VALUE, ("search.space: no parameter has two values to try",)),
+        (
+            ONE_VALUE[:2],
+            ("search.space.max_batch_size: slow has its own", "target.models.1.space.max_batch_size=…"),
+        ),
     ],
 )
 def test_what_a_joint_sweep_cannot_do_is_told_before_anything_is_launched(
@@ -134,8 +145,7 @@ def test_what_a_joint_sweep_cannot_do_is_told_before_anything_is_launched(
 def test_a_limit_of_all_models_is_heard_where_none_has_its_own(tmp_path: Path) -> None:
     scenario = two_models(tmp_path)
     scenario.write_text(scenario.read_text().replace(", slo: {p95: 10s, errors: 0.9}", ""))
-    one_value = ("--set", "search.space.max_batch_size=[4]")
-    done = answered("sweep", scenario, "--slo-p95", "4ms", *one_value, cwd=tmp_path)
+    done = answered("sweep", scenario, "--slo-p95", "4ms", *ONE_VALUE, cwd=tmp_path)
     assert (done.returncode, "no parameter has two values to try" in done.stderr) == (2, True), done.stderr
 
 

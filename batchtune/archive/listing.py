@@ -40,8 +40,8 @@ class RunEntry:
 
     `path`: folder of the run. `trials`: how many lines its ledger has. `verdict`: of a sweep "established",
     "open" or "no recommendation"; of a load test its load points by verdict, such as "3 PASS, 1 FAIL"; of a
-    comparison or noise run "done"; of a check its own verdict; of each but a sweep "unfinished" where the run
-    was killed; "unreadable: " and the error where the run cannot be read. `recommended`: label of the
+    comparison or noise run "done"; of a check its own verdict; "unfinished" for a load test without points, and for
+    a comparison, noise run or check without a result; "unreadable: " and the error. `recommended`: label of the
     recommended configuration, None without one. `target`: the model as the scenario names it, several joined
     by " + "; None where the scenario cannot be read.
     """
@@ -97,7 +97,7 @@ def kind_by_name(run: Run) -> Kind:
 def kind_by_trials(run: Run) -> Kind:
     """Return the kind of a run, by its first trial; without trials, by the end of its folder's name.
 
-    An interrupted check counts as a comparison or, without trials, as a sweep.
+    A check that saved no verdict counts as a comparison or, without trials, as a sweep.
 
     Raises:
         ArchiveError: the ledger cannot be read.

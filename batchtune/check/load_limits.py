@@ -42,7 +42,7 @@ class FigureLimit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitFinding:
     """A limit, the `figure` that a load test measured for it, with its interval, and whether the limit is
-    kept."""
+    met."""
 
     limit: FigureLimit
     figure: Estimate

@@ -94,8 +94,8 @@ class MeasuringSession:
     _begun: bool = False
 
     def begin(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run | None:
-        """Make the run's folder on the first call, lock it for this process, and return the run; None:
-        nothing is kept. The folder of a resumed sweep gets the scenario, whose budget may be another.
+        """Make the run's folder, or save the scenario in that of a resumed sweep, and lock it for this process; later
+        calls only return the run. None: nothing is to be saved.
 
         `provenance`: as collected before; None collects it now.
 
@@ -196,7 +196,7 @@ class MeasuringSession:
             _require_first_answer(scenario, target, another)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
-        """Return the run as `begin` does, for a command whose results must be saved.
+        """Return the run, which the first call makes and locks (`begin`), for a command whose results must be saved.
 
         Raises:
             UsageError: there is no folder for results.

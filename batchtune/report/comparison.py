@@ -151,7 +151,7 @@ def noise_rows(floor: NoiseFloor, marks: Marks) -> list[list[str]]:
     """Return the table of a noise floor, headings first: a row for each figure.
 
     Its columns: spread in %, ratio of the second arm to the first, and the smallest detectable change in % by
-    number of blocks. `marks`: letters of the caveats on the runs, which are those of the name "A/A".
+    number of blocks. `marks`: letters of the caveats on the runs, under the name "A/A".
     """
     shown = next(iter(floor.floors.values())).smallest
     rows = [[marks.head("A/A"), "spread %", "A again / A", *(f"{blocks} blocks, %" for blocks in shown)]]

@@ -29,10 +29,8 @@ def texts() -> Mapping[str, str]:
 
 
 def labels(table: str) -> Mapping[str, str]:
-    """Return code -> name of one kind of things: the table `table` of findings.toml, such as "limits".
-
-    The table "advice" has what to do about each caveat.
-    """
+    """Return the table `table` of findings.toml: code -> its words. "limits" has the names of bottlenecks, "advice"
+    what to do about each caveat."""
     labels: Mapping[str, str] = _document()[table]
     return labels
 

@@ -159,7 +159,8 @@ def torch_model(name: str) -> Any:
 def write_program(
     name: str, version_path: Path, *, torchscript: bool = False, module: Any | None = None
 ) -> None:
-    """Write the version directory that the server loads; `module`: what is written in place of the full-sized model."""
+    """Write the version directory of the model `name`, which the server loads. `module`: the network to write; None:
+    the full-sized one."""
     form = FORMS[name]
     module = folded(torch_model(name) if module is None else module)
     example = torch.zeros(2, *form.input_shape, dtype=getattr(torch, form.input_dtype))

@@ -134,7 +134,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """A number of clients, each with one request under way."""
+    """A number of clients, each of which sends its next request when the last is answered."""
 
     concurrency: int
     duration_s: float

@@ -36,8 +36,8 @@ _Prompt: TypeAlias = tuple[_Content, int | None]
 def build_prompts(
     request: RequestSpec, *, model_name: str, seed: int = 1, distinct: int | None = None
 ) -> RequestSet:
-    """Encode the prompts of a scenario as requests. One seed always gives the same bytes; a client then
-    replaces UNIQUE_MARK in them.
+    """Encode the prompts of a scenario as requests. One seed always gives the same bytes; a client replaces the
+    UNIQUE_MARK in them, if any, by a text that differs in each request.
 
     `distinct`: number of different prompts; None: `request.distinct`.
 

@@ -120,8 +120,8 @@ def read_kept_scenario(path: Path) -> Scenario:
 
 
 def read_kept_variants(path: Path) -> dict[str, Scenario]:
-    """Read each variant of the scenario in a run's folder as a scenario of its own: name -> scenario. Files
-    may be gone, as in `read_kept_scenario`.
+    """Read each variant of the scenario in a run's folder as a scenario of its own: name -> scenario. Files that
+    it names may be gone, and keys that were removed since are dropped.
 
     Raises:
         ScenarioError: as `read_scenario`.

@@ -303,8 +303,7 @@ def fitted(
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype of a signature's type name; bfloat16 comes from ml_dtypes, which TensorFlow
-    brings."""
+    """Return the numpy dtype of a signature's type name; bfloat16 is that of the package ml_dtypes."""
     wanted: np.dtype[Any]
     if name == "bfloat16":
         import ml_dtypes

@@ -215,9 +215,9 @@ class Fitted:
     of the batch; None: not at all, or unknown.
     `contention`, `serial`, `jitter_ratio`, `delay_s`, `front_end_s`: as in the simulator's `Device`.
     `wake_s`: seconds that an idle batch thread takes to wake up for a request.
-    `crowding_s`: CPU seconds that each request of an open loop takes from the execution, where they share cores: by
-    which factor that slows batches says `crowding`. A closed loop counts as none: its requests come and go with the
-    batches.
+    `crowding_s`: CPU seconds that each request of an open loop takes from the execution, where they share cores;
+    `crowding` computes by which factor that slows batches. Requests of a closed loop take none: they come and go with
+    the batches.
     """
 
     service_time: ServiceTime
@@ -274,8 +274,8 @@ def timed(batcher: Batcher, wake_s: float, traffic: Traffic) -> Batcher:
 
 
 def rows_needed(batcher: Batcher, traffic: Traffic) -> int:
-    """Return how many rows the largest batch that can be executed has, padding included; τ must be known up
-    to there."""
+    """Return the number of rows of the largest batch that can be executed, padding included: up to it τ must be
+    known."""
     return max(batcher.max_batch_size or 1, traffic.rows_most, *batcher.allowed_batch_sizes, 1)
 
 

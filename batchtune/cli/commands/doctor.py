@@ -95,7 +95,7 @@ def _questions(results: Path) -> dict[str, Question]:
 
 
 def lacking_for_a_sweep(checks: Mapping[str, Check]) -> list[str]:
-    """Return the names of the failed checks without which no sweep can run."""
+    """Return the names of those failed checks that every sweep needs."""
     return [name for name in ("results", "numba") if not _works(checks[name])]
 
 

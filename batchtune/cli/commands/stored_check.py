@@ -54,7 +54,7 @@ def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
 
     Raises:
         ArchiveError: no check was saved in `results`.
-        UsageError: none of this scenario.
+        UsageError: no check of this scenario was.
     """
     every = read_history(results)
     lines = [line for line in every if scenario in (None, line["scenario"])]

@@ -156,7 +156,7 @@ def _one_history(series: Series, utc: str | None) -> list[Trace]:
 
 
 def check_document(run: Run) -> Report:
-    """Make the page of a run of `batchtune check` that was not interrupted.
+    """Make the page of a run of `batchtune check` that saved its verdict.
 
     Raises:
         ArchiveError, ScenarioError: the run cannot be read.

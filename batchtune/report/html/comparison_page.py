@@ -142,7 +142,7 @@ def _block_values(
 
 
 def typical_run(runs: Mapping[int, Trial]) -> Trial | None:
-    """Return the run with the median p95, whose single requests are shown for all runs; None without runs."""
+    """Return the run with the median p95, whose requests are shown in place of those of all runs; None without runs."""
     p95_of = figure_of("p95")
     ranked = sorted(runs.values(), key=lambda trial: (math.isnan(p95_of(trial)), p95_of(trial)))
     return ranked[(len(ranked) - 1) // 2] if ranked else None

@@ -41,7 +41,7 @@ class LoadPoint:
 
     @property
     def kind(self) -> str:
-        """How the point is drawn: "client" or "host" where that spoilt it, else "best" or its verdict."""
+        """How the point is drawn: "client" or "host" where that spoilt the figures, else "best" or the verdict."""
         spoiler = spoilt_by(self.trial)
         return spoiler or ("best" if self.is_best else self.measured.verdict or "none")
 

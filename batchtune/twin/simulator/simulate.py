@@ -184,7 +184,8 @@ def closed_summary(  # noqa: PLR0913 as open_summary
     routing: Routing = "round_robin",
     seed: int = 1,
 ) -> Summary:
-    """Simulate a closed loop on each device, until `requests` requests were sent in all; figures as `open_summary`.
+    """Simulate a closed loop on each device, until `requests` requests were sent in all; returns figures of shape
+    (devices,).
 
     The clients send their first requests one after another over `spread_s` seconds. A client whose request is refused
     sends again after the front end's time and the delay, but not before 0.1 ms.

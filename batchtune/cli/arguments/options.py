@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
-    """Make an option that takes a value. `text`: its help. `names`: of the option; none: made of that of the parameter."""
+    """Make an option that takes a value. `text`: its help. `names`: the option's, else made of the parameter's name."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 

@@ -329,7 +329,7 @@ def figures_sentence(chosen: Recommendation) -> str:
     if chosen.capacity is None:
         figures, runs = f"{span(chosen.throughput_rps)} requests/s, {latency}", runs_text(chosen, chosen.runs)
         if chosen.interval == "prediction":
-            return f"95 % of further runs: {figures}, by {runs}."
+            return f"95 % of further runs, while the host stays as fast: {figures}, by {runs}."
         return f"{figures} in {runs}."
     return f"{capitalised(capacity_text(chosen.capacity, latency))}."
 

@@ -303,7 +303,7 @@ def test_a_limit_is_told_with_the_runs_that_kept_it(
 def test_from_five_runs_on_a_range_is_a_prediction(chosen: Recommendation) -> None:
     predicted = replace(chosen, interval="prediction", runs=5, confirmations=5)
     text = said(predicted)
-    assert "95 % of further runs: " in text
+    assert "95 % of further runs, while the host stays as fast: " in text
     assert "p95 9.21-9.39 ms, by 5 confirmation runs." in text
     assert "recommended† 2,210-2,250 9.21-9.39 5 no batching 762-778" in text
     assert text.count("† 95 % of further runs; other rows have the range of their runs.") == 1

@@ -181,36 +181,34 @@ class Settings:
                 hint="give its place in target.set.request.change, below target.set.request.at",
             )
 
-    def _require_places(self) -> None:
+    def _require_places(self, kind: str, shows: str, part: Any, change: Mapping[str, Any]) -> None:
         """Check that each place that is to be changed is there, or can be: a server need not show what nobody has set,
         but the object around it.
+
+        `kind`: request or file, of `target.set`; `shows`: what has the part, and a verb. A file may have none of the
+        places at its top, which is how a server is left at its defaults.
 
         Raises:
             ScenarioError: what would hold a place is missing, or a key of nearly its name is beside it.
         """
-        request = self._spec.request
-        if request is None or request.read is None:
-            return
-        part = self._part()
-        if part == request.off or self._figures(part) == {"off": True}:
-            return
         there = places_of(part)
-        absent = [place for place in request.change if not values_at(part, place)]
+        absent = [place for place in change if not values_at(part, place)]
         for place in absent:
             above, _, key = place.rpartition(".")
-            unchanged = [other.rpartition(".") for other in there if other not in request.change]
+            unchanged = [other.rpartition(".") for other in there if other not in change]
             near = get_close_matches(key, {name for around, _, name in unchanged if around == above}, n=1)
             hint = f"did you mean {place.removesuffix(key) + near[0]!r}?" if near else ""
             holds = any(around is None or isinstance(around, Mapping) for around in values_at(part, above))
-            if holds and not near and (above or len(absent) < len(request.change)):
+            if holds and not near and (above or kind == "file" or len(absent) < len(change)):
                 continue
             why = ""
             if not near:
-                self._require_restorable()
+                if kind == "request":
+                    self._require_restorable()
                 why = ", nor another place of change" if holds else f", and no object at {above!r}"
                 hint = f"there are: {', '.join(there[:12])}" if there else "it shows no parameter"
-            keys = ("target", "set", "request", "change")
-            said = f"{'.'.join(keys)}: {place}: {request.read} returns no such key{why}"
+            keys = ("target", "set", kind, "change")
+            said = f"{'.'.join(keys)}: {place}: {shows} no such key{why}"
             raise ScenarioError(said, hint=hint, path=(*keys, place))
 
     def take_kept(self, kept: Mapping[str, Any]) -> bool:
@@ -364,16 +362,22 @@ class Settings:
     def _look(self) -> None:
         """Note what is there before the first change."""
         self._look_at_file()
-        if self._changed:
+        request = self._spec.request
+        if self._changed or request is None or request.read is None:
             return
-        if self._spec.request is not None and self._spec.request.read is not None:
-            self._document = self._read()
-            self._require_places()
+        self._document = self._read()
+        part = self._part()
+        if part != request.off and self._figures(part) != {"off": True}:
+            self._require_places("request", f"{request.read} returns", part, request.change)
 
     def _look_at_file(self) -> None:
-        if self._spec.file is not None and not (self._changed or self._is_written):
-            path = Path(self._spec.file.path)
-            self._file_before = path.read_bytes() if path.is_file() else None
+        file = self._spec.file
+        if file is None or self._changed or self._is_written:
+            return
+        path = Path(file.path)
+        self._file_before = path.read_bytes() if path.is_file() else None
+        if self._file_before is not None and file.text is None:
+            self._require_places("file", f"{path} has", _json(self._file_before, file.path), file.change)
 
     def _keep_edited(self, path: Path) -> None:
         """Copy the settings file beside itself where its content is neither the original nor what was written

@@ -546,6 +546,34 @@ def test_a_place_that_nothing_holds_is_named_with_its_line(
     assert httpx.get(running).json() == before
 
 
+@pytest.mark.parametrize(
+    ("place", "why", "hint"),
+    [
+        ("extra.sise", "extra.sise: {path} has no such key", "did you mean 'extra.size'?"),
+        ("extr.size", "extr.size: {path} has no such key, and no object at 'extr'", "there are: extra.size"),
+    ],
+)
+def test_a_place_that_the_file_cannot_hold_is_refused_before_it_is_written(
+    running: str, tmp_path: Path, place: str, why: str, hint: str
+) -> None:
+    """Of a server that runs and of one that is launched, which is not."""
+    settings, file = tmp_path / "settings.json", tmp_path / "s.yaml"
+    settings.write_text(text := '{"extra": {"size": 3}}')
+    setting = {"file": {"path": str(settings), "change": {place: "{{size}}", "wait": "{{wait}}"}}}
+    request = {"request": {"url": f"{running}/score", "body": {}}}
+    said = f"target.set.file.change: {why.format(path=settings)}"
+    attaching = scenario(url=f"{running}/score", launch=None, set=setting | request)
+    with CommandTarget(attaching.target) as target, pytest.raises(ScenarioError) as told:
+        target.attach()
+    assert (told.value.message, told.value.hint) == (said, hint)
+    file.write_text(yaml.safe_dump(scenario(set=setting).document(), sort_keys=False))
+    line = next(n for n, words in enumerate(file.read_text().splitlines(), 1) if place in words)
+    done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"error: {file}:{line}: {said}\nhint: {hint}" in done.stderr
+    assert settings.read_text() == text
+
+
 def test_the_method_that_sets_parameters_is_one_that_sends_a_document() -> None:
     with pytest.raises(ScenarioError, match=r"target\.set\.request\.method: expected .*; was 'PUTT'") as told:
         changed_in_place("http://127.0.0.1:1", method="PUTT", change={"size": "{{size}}", "wait": "{{wait}}"})

@@ -28,6 +28,7 @@ from batchtune.errors import (
     NoFeasibleConfigurationError,
     TargetError,
 )
+from batchtune.plain_values import fields_to_plain
 from batchtune.tune.compare.result import ARMS
 from batchtune.tune.trials.trial import parts_of
 
@@ -58,17 +59,9 @@ class RunEntry:
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as values that JSON takes; `id` is the name of the run's folder, `when_utc` its
         start in ISO 8601."""
-        return {
-            "run": str(self.path),
-            "id": self.path.name,
-            "scenario": self.scenario,
-            "when_utc": self.started.isoformat(),
-            "kind": self.kind,
-            "trials": self.trials,
-            "verdict": self.verdict,
-            "recommended": self.recommended,
-            "target": self.target,
-        }
+        plain = fields_to_plain(self)
+        del plain["path"], plain["started"]
+        return {"run": str(self.path), "id": self.path.name, "when_utc": self.started.isoformat(), **plain}
 
 
 def runs_under(root: Path = Path("results")) -> list[RunEntry]:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from batchtune.archive.listing import RunEntry
 from batchtune.archive.table import HIGHER_IS_BETTER, Table, parquet
 from batchtune.errors import UsageError
-from batchtune.report.findings import print_json
+from batchtune.report.findings import labels, print_json
 from batchtune.report.tables import markdown_lines, print_rows, print_text
 from batchtune.units import counted, percentage, rounded
 
@@ -51,7 +51,7 @@ def print_runs(entries: Sequence[RunEntry], *, json: bool) -> None:
             entry.scenario,
             f"{entry.started:%Y-%m-%d %H:%M}",
             str(entry.trials),
-            entry.verdict,
+            labels("answers").get(entry.verdict, entry.verdict),
             short_label(entry.recommended) or "–",
             entry.target or "–",
         ]
@@ -88,8 +88,7 @@ def print_trials(
             rows = _cells({**ordered, "configuration": labels})
             sys.stdout.writelines(f"{line}\n" for line in markdown_lines(rows))
         case "table":
-            labels = list(map(str, ordered["configuration"]))
-            shown, common = brief_labels(labels)
+            shown, common = brief_labels(list(map(str, ordered["configuration"])))
             print_rows(_cells({**ordered, "configuration": shown}), dispensable=dispensable)
             if common:
                 print_text(f"All configurations with batching: {common}.", whole=True)
@@ -195,15 +194,11 @@ def _cells(trials: Table) -> list[list[str]]:
 
 
 def _cell(name: str, value: object) -> str:
-    if value is None:
-        return "–"
-    if name == "factor" and isinstance(value, float):
-        return f"×{rounded(value)}"
-    if name == "error_ratio" and isinstance(value, float):
+    if not isinstance(value, float):
+        return "–" if value is None else str(value)
+    if name == "error_ratio":
         return percentage(value)
-    if isinstance(value, float):
-        return rounded(value)
-    return str(value)
+    return f"{'×' if name == 'factor' else ''}{rounded(value)}"
 
 
 def _write_parquet(trials: Table) -> None:

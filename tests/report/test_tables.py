@@ -159,3 +159,16 @@ def test_no_table_is_wider_than_a_log_where_there_is_no_terminal(name: str, tmp_
     lines = stream.getvalue().splitlines()
     assert any(set(line) == {"─"} for line in lines)
     assert max(map(len, lines)) <= 100, stream.getvalue()
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("established", "confirmed"), ("open", "unconfirmed")])
+def test_the_list_of_runs_has_the_words_of_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: str, words: str
+) -> None:
+    quickstart_run(tmp_path)
+    (entry,) = runs_under(tmp_path)
+    print_runs([replace(entry, verdict=verdict)], json=False)
+    assert f" {words} " in (listed := capsys.readouterr().out)
+    assert verdict not in listed
+    print_runs([replace(entry, verdict=verdict)], json=True)
+    assert f'"verdict": "{verdict}"' in capsys.readouterr().out

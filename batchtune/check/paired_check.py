@@ -9,7 +9,7 @@ measured only where nothing else is flagged, and not again in a phase that has c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -21,6 +21,7 @@ from batchtune.check.gate import (
     Finding,
     Gate,
     Look,
+    State,
     figure_name,
     find,
     looks_up_to,
@@ -231,13 +232,11 @@ def run_check(
         asked = [gate for gate in guarded if (phase, gate) not in settled]
         first = [gate for gate in asked if gate.metric not in apart] or asked
         blocks = measure(phase, look.blocks, first)
-        latest = {finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)}
+        latest = _findings(asked, blocks, look, blocks_max=blocks_max)
         later = [gate for gate in asked if gate not in first]
         if later and look.blocks >= RANK_FIRST and not _is_flagged([latest[gate] for gate in first]):
             blocks = measure(phase, look.blocks, asked)
-            latest = {
-                finding.gate: finding for finding in _findings(asked, blocks, look, blocks_max=blocks_max)
-            }
+            latest = _findings(asked, blocks, look, blocks_max=blocks_max)
         else:
             latest |= {gate: replace(latest[gate], state="open", margin=gate.margin) for gate in later}
         findings = tuple(latest.get(gate) or settled[phase, gate] for gate in guarded)
@@ -286,7 +285,7 @@ def judge_fixed(
     `error_rate`: probability that equal sides are judged to be different, 0 to 1.
     """
     (look,) = planned_looks((max(len(blocks), 1),), gates=len(gates), error_rate=error_rate)
-    findings = _findings(gates, blocks, look, blocks_max=max(len(blocks), 1))
+    findings = tuple(_findings(gates, blocks, look, blocks_max=max(len(blocks), 1)).values())
     return Conclusion(
         verdict=_verdict(findings),
         findings=findings,
@@ -304,10 +303,7 @@ def judge_interrupted(
     """Judge the blocks of a screen that was interrupted, as `judge_fixed` does; but the verdict is always INCONCLUSIVE,
     and a gate that they flag is open, since it was not measured again."""
     so_far = judge_fixed(gates, blocks)
-    findings = tuple(
-        replace(finding, state="open", confirmed=False) if finding.state == "regressed" else finding
-        for finding in so_far.findings
-    )
+    findings = undecided(so_far.findings, "regressed")
     reason = coded("check_interrupted", blocks=len(blocks), blocks_max=blocks_max)
     return replace(so_far, verdict="INCONCLUSIVE", findings=findings, reason=reason, interrupted=True)
 
@@ -315,22 +311,24 @@ def judge_interrupted(
 def judged(conclusion: Conclusion, trials: Sequence[Trial], variants: Sequence[Variant]) -> Conclusion:
     """Return the conclusion, with another verdict where the gates alone do not decide.
 
-    The verdict becomes INVALID where the load generator or the host spoilt the runs of either side; not for the
-    host where it is REGRESSED, since a disturbed host hides changes and makes none. OK, IMPROVED and INCONCLUSIVE
-    become SLO MISSED where more than half of the runs of the candidate, the last variant, fail the scenario's SLO.
+    The verdict becomes INVALID, and flagged gates undecided, where the load generator or the host spoilt the runs of
+    either side; not for the host where both phases flag a regression, since without a confirmation the host may have
+    made it. OK, IMPROVED and INCONCLUSIVE become SLO MISSED where more than half of the runs of the candidate, the last
+    variant, fail the scenario's SLO.
     """
     if conclusion.target_failed or conclusion.interrupted:
         return conclusion
-    void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED")
+    void = _void(trials, variants, by_host=conclusion.verdict != "REGRESSED" or not conclusion.confirms)
     if void:
-        return replace(conclusion, verdict="INVALID", reason=void)
-    kept: tuple[Verdict, ...] = ("OK", "IMPROVED", "INCONCLUSIVE")
+        findings = undecided(conclusion.findings, "regressed", "improved")
+        return replace(conclusion, verdict="INVALID", findings=findings, reason=void)
+    if conclusion.verdict not in ("OK", "IMPROVED", "INCONCLUSIVE"):
+        return conclusion
     for candidate in variants[-1].arms():
         missed = _slo_missed(trials, candidate.name, candidate.scenario)
-        if missed is not None and conclusion.verdict in kept:
-            reason = coded(
-                "model_misses" if candidate.model else "side_misses", side=candidate.name, why=missed
-            )
+        if missed is not None:
+            code = "model_misses" if candidate.model else "side_misses"
+            reason = coded(code, side=candidate.name, why=missed)
             return replace(conclusion, verdict="SLO MISSED", reason=reason)
     return conclusion
 
@@ -362,10 +360,18 @@ def _slo_missed(trials: Sequence[Trial], name: str, scenario: Scenario) -> Coded
     return failed[-1].verdict_reason if 2 * len(failed) > len(measured) else None
 
 
+def undecided(findings: Iterable[Finding], *states: State) -> tuple[Finding, ...]:
+    """Return the findings, those in one of these states as open and not confirmed."""
+    return tuple(
+        replace(finding, state="open", confirmed=False) if finding.state in states else finding
+        for finding in findings
+    )
+
+
 def _findings(
     gates: Sequence[Gate], blocks: Sequence[BlockFigures], look: Look, *, blocks_max: int
-) -> tuple[Finding, ...]:
-    return tuple(find(gate, blocks, look, blocks_max=blocks_max) for gate in gates)
+) -> dict[Gate, Finding]:
+    return {gate: find(gate, blocks, look, blocks_max=blocks_max) for gate in gates}
 
 
 def _is_clear(findings: Sequence[Finding]) -> bool:

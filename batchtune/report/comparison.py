@@ -84,16 +84,14 @@ def print_comparison(comparison: Comparison, *, path: Path) -> None:
     """
     # Columns that go first where there is little room.
     dispensable = (
-        *(
-            "itl_p50 ms",
-            "ttft_p50 ms",
-            "p50 ms",
-            "rows/s",
-            "mean batch rows",
-            "wall time s",
-            "errors",
-            "p99 ms",
-        ),
+        "itl_p50 ms",
+        "ttft_p50 ms",
+        "p50 ms",
+        "rows/s",
+        "mean batch rows",
+        "wall time s",
+        "errors",
+        "p99 ms",
     )
     marks = Marks(caveats={variant.name: variant.caveats for variant in comparison.variants})
     tables.print_rows(comparison_rows(comparison, marks), dispensable=dispensable)

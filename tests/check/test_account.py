@@ -47,9 +47,10 @@ def test_runs_that_are_not_the_servers_make_it_invalid(caveats, words):
     assert words in text_of(conclusion.reason)
 
 
-def test_a_regression_stands_on_a_disturbed_host_and_not_where_the_client_was_the_limit():
+def test_a_confirmed_regression_stands_on_a_disturbed_host_and_not_where_the_client_was_the_limit():
     noisy = runs(caveats=(caveat("host_steal", steal_ratio=0.2),))
-    assert judged(regressed(), noisy, VARIANTS) == regressed()
+    confirmed = replace(regressed(), confirms=True)
+    assert judged(confirmed, noisy, VARIANTS) == confirmed
     limited = runs(caveats=(caveat("client_busy", cpu_ratio=0.95),))
     assert judged(regressed(), limited, VARIANTS).verdict == "INVALID"
 

@@ -15,6 +15,8 @@ from batchtune.cli.benches import Benches
 from batchtune.cli.commands.compare import _accounts, _exit_code
 from batchtune.measure.caveats import caveat
 from batchtune.plain_values import Coded
+from batchtune.report.check_text import print_check
+from batchtune.report.comparison import print_comparison
 from batchtune.report.live_view import sweep_view
 from batchtune.scenario.reader import read_scenario, read_variants
 from batchtune.tune.compare.blocks import Variant
@@ -243,6 +245,25 @@ def test_a_regression_counts_on_a_disturbed_host_but_not_where_the_client_was_th
         trials, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
     )
     assert _exit_code(summarise(trials, variants), accounts) == code
+
+
+def test_a_regression_of_a_disturbed_side_is_none_in_its_gate_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a confirmation the host may have made it: both lines, the JSON and the exit code agree."""
+    trials, (_, slower, disturbed) = two_candidates(caveat("host_steal", steal_ratio=0.2), slower=1.2)
+    gates, variants = [Gate(metric="p95", margin=0.05)], [disturbed, slower]
+    accounts = _accounts(trials, variants, gates, scenario=scenario_of(), seconds=1.0)
+    comparison = summarise(trials, variants)
+    print_comparison(comparison, path=tmp_path)
+    print_check(accounts[0])
+    printed = capsys.readouterr().out
+    assert "b: invalid: disturbed by the host" in printed
+    assert "INVALID  b against c: the host disturbed every run of c" in printed
+    assert "undecided: not confirmed" in printed
+    assert "REGRESSED" not in printed
+    assert accounts[0].to_dict()["gates"][0]["state"] == "open"
+    assert _exit_code(comparison, accounts) == 6
 
 
 @pytest.mark.slow

@@ -174,9 +174,7 @@ def _accounts(
 
 def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
     """Return the exit code: that of a failed server first, then of a load generator at its limit, then of a
-    regression.
-
-    A disturbed host counts after a regression, because it hides changes and makes none.
+    regression of a variant that the host did not disturb in every run, then of a host that did.
     """
     if any(variant.failure is not None for variant in comparison.variants):
         return TargetError.exit_code

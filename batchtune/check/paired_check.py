@@ -268,9 +268,10 @@ def run_check(
                 break
         by_gate = {finding.gate: finding for finding in again}
         findings = tuple(by_gate.get(finding.gate, finding) for finding in findings)
+    ran = (finding if finding.blocks else replace(finding, state="not measured") for finding in findings)
     return Conclusion(
         verdict=_verdict(findings),
-        findings=findings,
+        findings=tuple(ran),
         blocks=blocks,
         fresh_blocks=fresh,
         blocks_max=blocks_max,

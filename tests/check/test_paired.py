@@ -88,6 +88,20 @@ def test_cpu_time_has_loads_of_its_own_only_where_nothing_else_is_flagged(change
     assert any(apart) == is_apart
 
 
+def test_a_gate_that_a_check_ended_before_it_measured_is_not_open():
+    pair = SimulatedPair(seed=1, sd=0.02, change=TWICE)
+
+    def measure(phase, blocks, guarded):
+        asked = {gate.metric for gate in guarded}
+        measured = pair.measure(phase, blocks)
+        return [{name: sides for name, sides in block.items() if name in asked} for block in measured]
+
+    conclusion = run_check(GATES, measure)
+    assert conclusion.verdict == "REGRESSED"
+    (cpu,) = (gate for gate in conclusion.to_dict()["gates"] if gate["metric"] == "cpu")
+    assert (cpu["state"], cpu["blocks"]) == ("not measured", 0)
+
+
 def test_a_change_as_large_as_every_margin_is_flagged_as_rarely_as_stated():
     """The hardest of all that must pass: at most 5 % of 200 checks, three standard errors allowed."""
     change = {"throughput": 0.98, "p95": 1.05, "p99": 1.1, "cpu": 1.03}

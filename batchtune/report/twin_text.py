@@ -62,11 +62,12 @@ def print_simulations(
     run: Path,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print a table with a row for each point, then the twin's accuracy, notes and measured rates.
+    """Print whether to doubt the twin, a table with a row for each point, its accuracy, notes and measured rates.
 
     `base`: what --set starts from. A star marks a row outside of the calibrated range or in overload; a line
     below says why.
     """
+    tables.print_text(*doubts(twin), bold=True)
     # Configurations of which the measured rates are shown below the table; `--json` has them all.
     measured_most = 8
     load = "clients" if points[0].traffic.closed else "offered /s"
@@ -88,6 +89,11 @@ def print_simulations(
     tables.print_text(*lines)
 
 
+def doubts(twin: Twin) -> list[str]:
+    """Return the sentence that a twin's predictions are too far off; [] where they are not."""
+    return [] if twin.reliable else ["The simulator is too inaccurate to rely on for this server."]
+
+
 def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, run: Path) -> None:
     """Print how many replicas a plan needs, then what each gets, the predicted latencies, and how accurate
     that is."""
@@ -95,9 +101,8 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
     latencies = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in plan.latency_s.items())
     label = " (extrapolated)" if plan.extrapolated else ""
     down = "" if plan.failure is None else f" while {plan.failure.down:,} of them may be down"
-    doubt = "" if twin.reliable else "The simulator is too inaccurate to rely on for this server; it says: "
     said = f"{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}{label}"
-    tables.print_text(f"{doubt}{said}", bold=True)
+    tables.print_text(*doubts(twin), said, bold=True)
     replicas = plan.replicas
     spread = "" if replicas.low == replicas.high else f" ({replicas.low:,.0f} to {replicas.high:,.0f})"
     lines = [
@@ -149,21 +154,12 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
     met = f"one replica {'is expected to meet' if measured.is_share else 'met'} the SLO at {held}/s"
+    ends, text = f"{held}-{missed}/s", f"{met}; its capacity is below {missed}/s"
     if measured.missed_rps is None:
-        ends, text = (
-            f"{held}/s and more",
-            f"{met}; no rate that misses it was found",
-        )
-    elif measured.held_rps:
-        ends, text = (
-            f"{held}-{missed}/s",
-            f"{met}; its capacity is below {missed}/s",
-        )
-    else:
-        ends, text = (
-            f"0-{missed}/s",
-            f"no run at a fixed rate met the SLO; the capacity of one replica is below {missed}/s",
-        )
+        ends, text = f"{held}/s and more", f"{met}; no rate that misses it was found"
+    elif not measured.held_rps:
+        ends = f"0-{missed}/s"
+        text = f"no run at a fixed rate met the SLO; the capacity of one replica is below {missed}/s"
     if measured.hold(twin_rps):
         return text
     says = f"the simulator predicts {rounded(twin_rps)}/s, outside the measured {ends}, so the measured rate counts"
@@ -199,7 +195,6 @@ def _failure_line(plan: ReplicaPlan, failure: Failure) -> str:
 def _cells(point: Simulated) -> list[str]:
     prediction, traffic = point.prediction, point.traffic
     offered = prediction.throughput.value if traffic.offered_rps is None else traffic.offered_rps
-    refused = prediction.error_ratio
     return [
         str(traffic.clients) if traffic.closed else rounded(offered),
         tables.interval(prediction.throughput),
@@ -208,6 +203,6 @@ def _cells(point: Simulated) -> list[str]:
         rounded(prediction.latency("p99").value * 1e3),
         rounded(float(sorted(prediction.mean_batch_rows)[len(prediction.mean_batch_rows) // 2])),
         percentage(float(sorted(prediction.busy_ratio)[len(prediction.busy_ratio) // 2])),
-        percentage(float(sorted(refused)[len(refused) // 2])),
+        percentage(float(sorted(prediction.error_ratio)[len(prediction.error_ratio) // 2])),
         "*" if prediction.extrapolated else "",
     ]

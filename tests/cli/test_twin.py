@@ -205,6 +205,10 @@ def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
     assert err.count("too inaccurate for this server") == 1
     assert re.sub(r"\s+", " ", out + err).count("mean error was 40 % in 7 trials") == 1
     assert "search" not in out + err
+    doubt = "The simulator is too inaccurate to rely on for this server."
+    assert out.startswith(f"{doubt}\n")
+    if words == ("simulate",):
+        assert json.loads(ask(*words, "--json")[1])["notes"][0] == doubt
 
 
 RATES = (*((4_000.0, "confirm"),) * 3, *((6_500.0, "neighbour"),) * 2)

@@ -27,8 +27,9 @@ from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import InconclusiveError, TwinError, UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.plain_values import as_text, to_plain
+from batchtune.report import twin_text
 from batchtune.report.findings import print_json, worded
-from batchtune.report.twin_text import Simulated, accuracy_text, note_when_slow, print_plan, print_simulations
+from batchtune.report.twin_text import Simulated, note_when_slow
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.knobs import KNOBS, configuration_of, http_configuration
 from batchtune.scenario.spec.scenario import Scenario
@@ -357,9 +358,9 @@ def run_simulate(
             for point in _points(calibrated, configuration, traffics)
         ]
     if json:
-        print_json({**_document(calibrated, points), "notes": notes})
+        print_json({**_document(calibrated, points), "notes": [*twin_text.doubts(calibrated.twin), *notes]})
     else:
-        print_simulations(
+        twin_text.print_simulations(
             points, calibrated.twin, base=calibrated.base_name, run=calibrated.run.path, notes=notes
         )
     return trusted(calibrated.twin)
@@ -449,7 +450,7 @@ def twin_document(calibrated: Calibrated) -> dict[str, Any]:
     twin = calibrated.twin
     return {
         "reliable": twin.reliable,
-        "accuracy": accuracy_text(twin),
+        "accuracy": twin_text.accuracy_text(twin),
         "error": to_plain(twin.error),
         "observations": twin.observations,
         "rows_max": twin.rows_max,
@@ -542,7 +543,7 @@ def run_plan(
         }
         print_json(document)
     else:
-        print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
+        twin_text.print_plan(plan, calibrated.twin, configuration=configurations[0], run=calibrated.run.path)
     code = trusted(calibrated.twin)
     if plan.measured is not None and not plan.measured.held_rps and plan.contradicted:
         print("warning: no run with these parameters met the limits: sweep with them", file=sys.stderr)

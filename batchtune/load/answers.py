@@ -47,7 +47,9 @@ def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArr
         try:
             outputs = decode_answer(requests.protocol, answer)
         except ValueError as error:
-            recorder.reject_answer(index, Status.MALFORMED, f"the answer does not decode: {error}")
+            begin = answer[:4_096]
+            page = f": {begin.decode('utf-8', 'replace')}" if b"<html" in begin.lower() else ""
+            recorder.reject_answer(index, Status.MALFORMED, f"the answer does not decode: {error}{page}")
             continue
         expected = requests.expected[which] if requests.expected else None
         wrong = "" if expected is None else difference(outputs, expected)

@@ -8,13 +8,15 @@ second table, of the gaps between their tokens, which is bounded: when it is ful
 
 from __future__ import annotations
 
+import html
 import math
 import mmap
 import os
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -234,11 +236,9 @@ def drawn_rows(count: int, one_in: int) -> NDArray[np.int64]:
 
 def joined(chunks: Sequence[Samples]) -> Samples:
     """Return the samples of one worker from its consecutive slices."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS
-    }
-    columns |= {"endpoint": _all_endpoints(chunks), "failures": _failures(chunks)}
-    return replace(chunks[0], **columns, streams=_all_streams(chunks))
+    columns: dict[str, Any] = _concatenated(chunks, COLUMNS) | {"endpoint": _all_endpoints(chunks)}
+    failures = _sum_or_none([chunk.failures for chunk in chunks])
+    return replace(chunks[0], **columns, failures=failures, streams=_all_streams(chunks))
 
 
 def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Samples:
@@ -263,6 +263,10 @@ def merge_endpoints(parts: Sequence[Samples], endpoints: Sequence[str]) -> Sampl
     )
 
 
+def _concatenated(parts: Sequence[Samples | Streams], names: Iterable[str]) -> dict[str, Any]:
+    return {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+
+
 def _all_endpoints(parts: Sequence[Samples]) -> NDArray[np.uint16] | None:
     columns = [part.endpoint for part in parts if part.endpoint is not None]
     return np.concatenate(columns) if len(columns) == len(parts) else None
@@ -279,7 +283,7 @@ def _all_streams(parts: Sequence[Samples]) -> Streams | None:
         for part in streams
     ]
     return Streams(
-        **{name: np.concatenate([getattr(part, name) for part in streams]) for name in TOKEN_COLUMNS},
+        **_concatenated(streams, TOKEN_COLUMNS),
         gaps_ns=np.concatenate([gaps_ns for gaps_ns, _ in gaps]),
         gap_ended_ns=np.concatenate([ended_ns for _, ended_ns in gaps]),
         gaps_one_in=one_in,
@@ -302,9 +306,7 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         raise ValueError("only parts with a common start can be merged")
     order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
     worker = np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])[order] for name in COLUMNS
-    }
+    columns: dict[str, Any] = {name: own[order] for name, own in _concatenated(parts, COLUMNS).items()}
     return Samples(
         **columns,
         started_ns=first.started_ns,
@@ -323,13 +325,9 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         endpoint=None if endpoint is None else endpoint[order],
         endpoints=first.endpoints,
         one_in=first.one_in,
-        failures=_failures(parts),
+        failures=_sum_or_none([part.failures for part in parts]),
         streams=None if streams is None else streams.of_rows(order),
     )
-
-
-def _failures(parts: Sequence[Samples]) -> int | None:
-    return _sum_or_none([part.failures for part in parts])
 
 
 def _shares(parts: Sequence[Samples], names: Sequence[str]) -> tuple[WorkerShare, ...]:
@@ -412,6 +410,17 @@ def of_http(code: int, text: str, *, retry_after: bool = False) -> Status:
 def http_words(code: int) -> str:
     """Name an HTTP status that is no success: `HTTP 503`, `HTTP 429 (too many requests)`."""
     return "HTTP 429 (too many requests)" if code == 429 else f"HTTP {code}"
+
+
+def _with_page_named(text: str) -> str:
+    """Return a text with the HTML page in it, if any, replaced by the page's title, else by its words."""
+    page = re.search(r"(?is)<(!doctype html|html)\b.*", text[:4_096])  # its title is near its top
+    if page is None:
+        return text
+    title = re.search(r"(?is)<title[^>]*>(.*?)</title>", page[0])
+    words = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", title[1] if title else page[0])
+    words = " ".join(html.unescape(words).split())
+    return f"{text[: page.start()]}an HTML page: {words or 'without a word'}"
 
 
 def error_within(document: bytes) -> str:
@@ -562,7 +571,7 @@ class Recorder:
             return
         columns.done[index] = _monotonic_ns()
         columns.outcome[index] = status + ENDED
-        self.error_texts.setdefault(status, text[:ERROR_TEXT_MAX_CHARS])
+        self._keep_text(status, text)
 
     def keep_answer(self, index: int, answer: bytes) -> None:
         """Store the answer of request `index` for `check_answers` after the run; at most 2,000 answers and 64 MiB are
@@ -578,4 +587,8 @@ class Recorder:
     def reject_answer(self, index: int, status: Status, text: str) -> None:
         """Turn an answer that was recorded as good into MALFORMED or WRONG_ANSWER, after the run."""
         self.columns.outcome[index] = status + ENDED
-        self.error_texts.setdefault(status, text[:ERROR_TEXT_MAX_CHARS])
+        self._keep_text(status, text)
+
+    def _keep_text(self, status: Status, text: str) -> None:
+        if status not in self.error_texts:
+            self.error_texts[status] = _with_page_named(text)[:ERROR_TEXT_MAX_CHARS]

@@ -374,6 +374,34 @@ def test_a_good_status_with_an_undecodable_body_is_malformed_when_checked() -> N
     assert samples.errors() == {"MALFORMED": 3}
 
 
+PAGE = b"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><style>body { color: red }</style>
+<title>Sign in &amp; go on</title></head><body>welcome</body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("status", "page", "said"),
+    [
+        ("502 Bad Gateway", PAGE, "HTTP 502: an HTML page: Sign in & go on"),
+        ("200 OK", PAGE, ": an HTML page: Sign in & go on"),
+        ("200 OK", b"<html><script>1</script><h1>Down</h1>\n for <b>now</b>", ": an HTML page: Down for now"),
+        ("502 Bad Gateway", b"<html>", "HTTP 502: an HTML page: without a word"),
+        ("502 Bad Gateway", b"no upstream", "HTTP 502: no upstream"),
+    ],
+)
+def test_a_page_in_place_of_an_answer_is_named_by_its_title_or_its_words(
+    status: str, page: bytes, said: str
+) -> None:
+    async def proxy(_number: int, transport: asyncio.Transport) -> None:
+        transport.write(http_answer(page, status=status))
+
+    with ScriptedHttp(proxy) as server:
+        samples = run_here(a_job("rest", server.port, closed(1, 3), check_every=1))
+    (text,) = samples.error_texts.values()
+    assert text.endswith(said)
+    assert text.startswith(said if status[0] == "5" else "the answer does not decode: ")
+
+
 def test_an_endpoint_without_the_protocol_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="does not answer gRPC"):
         run_here(a_job("grpc", None, closed(1, 1)))  # type: ignore[arg-type]

@@ -289,7 +289,6 @@ class StreamReader:
 
         `body`: the whole answer where it came in one piece, which may contain events; None: `take` got its pieces.
         """
-        own_quantile = 0.99
         if body and body.startswith((b"data:", b"event:", b":", b"id:")) and index in self._in_flight:
             self.take(index, body)
             body = None
@@ -305,7 +304,7 @@ class StreamReader:
             instants_ns = np.frombuffer(stream.instants, dtype=np.int64)
             gaps_ns = np.diff(instants_ns)
             columns.keep_gaps(gaps_ns, instants_ns[1:])
-            columns.gap_p99[index] = int(np.sort(gaps_ns)[math.ceil(own_quantile * len(gaps_ns)) - 1])
+            columns.gap_p99[index] = int(np.sort(gaps_ns)[math.ceil(0.99 * len(gaps_ns)) - 1])
         if not self._first_token[index]:
             self._first_token[index] = _monotonic_ns()
         if stream.fault or stream.finished or usage:
@@ -314,7 +313,7 @@ class StreamReader:
                 columns.header[TEXTLESS] += 1
             return stream.fault
         if whole and not stream.instants and not whole.lstrip().startswith((b"data:", b"{")):
-            return f"neither events nor JSON: {whole[:300].decode('utf-8', 'replace').strip()}"
+            return f"neither events nor JSON: {whole[:4_096].decode('utf-8', 'replace').strip()}"
         return error_within(whole) or "the stream ended before its last event"
 
 

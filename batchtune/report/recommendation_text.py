@@ -322,13 +322,15 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     """Return the cells of the rates: under objective capacity (held, missed), else the requests/s."""
     if objective != "capacity":
         return [tables.span(contender.throughput_rps)]
-    if contender.capacity is None:
+    capacity = contender.capacity
+    if capacity is None:
         return ["–", "–"]
-    share = "~" if contender.capacity.is_share else ""
-    held = f"{share}{rounded(contender.capacity.held_rps)}" if contender.capacity.held_rps else "none"
-    held += " by loops" if contender.capacity.by_loops else ""
-    about = "about " if contender.capacity.is_disputed_end else ""
-    return [held, f"{about}{rounded(contender.capacity.missed_rps)}"]
+    held = f"{rounded(capacity.lone_rps)} by 1 client" if capacity.lone_rps else "none"
+    if capacity.held_rps:
+        loops = " by loops" if capacity.by_loops else ""
+        held = f"{'~' if capacity.is_share else ''}{rounded(capacity.held_rps)}{loops}"
+    about = "about " if capacity.is_disputed_end else ""
+    return [held, f"{about}{rounded(capacity.missed_rps)}"]
 
 
 def _latency(contender: Recommendation | Compared, name: str, limit_s: float) -> str:

@@ -283,8 +283,15 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
         case "none":
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
-            never = "" if other.keeps else f" No rate tried met the SLO {_under(other.name)}."
+            lone = _met_by_one(other.capacity)
+            never = "" if other.keeps else f" No rate tried met the SLO {_under(other.name)}{lone}."
             return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}.{never}"
+
+
+def _met_by_one(capacity: Capacity | None) -> str:
+    """State that one client alone met the SLO where no rate did; "" where it did not."""
+    lone_rps = None if capacity is None else capacity.lone_rps
+    return f"; one client alone met it, at {rounded(lone_rps)} requests/s" if lone_rps else ""
 
 
 def _under(name: str) -> str:
@@ -604,7 +611,7 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
         met = "is expected to meet" if other.capacity.is_share else "met"
         gave = f"it {met} the SLO at {rounded(other.capacity.held_rps)}/s"
     elif chosen.capacity is not None:
-        gave = "it met the SLO at no rate tried"
+        gave = f"it met the SLO at no rate tried{_met_by_one(other.capacity)}"
     elif not other.keeps:
         gave = "it misses the SLO"
     elif chosen.models:

@@ -20,7 +20,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, Recommendation
 from tests.tune.answer.ledgers import CAPACITY, SCENARIO, SEARCH, capacity_ledger, helping_ledger
-from tests.tune.tune_fakes import planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, scenario_of
 
 pytestmark = pytest.mark.smoke
 
@@ -322,6 +322,22 @@ def test_a_rate_that_closed_loops_or_a_search_alone_say_is_no_rate_that_runs_met
         text = said(replace(met, capacity=share), scenario=CAPACITY)
         assert f"recommended {cell}" in text
         assert explained in text
+
+
+@pytest.mark.parametrize(
+    ("p95_s", "cell", "more"),
+    [
+        (0.012, "70 by 1 client", "; one client alone met it, at 70 requests/s"),
+        (0.080, "none", ""),
+    ],
+)
+def test_one_client_that_met_the_slo_alone_is_said_where_no_rate_met_it(
+    p95_s: float, cell: str, more: str
+) -> None:
+    lone = asked(planted(1, batching=None, throughput=70.0, p95_s=p95_s, source="probe"), concurrency=1)
+    text = said(recommend([lone, *capacity_ledger()[1:]], scenario=CAPACITY), scenario=CAPACITY)
+    assert f"capacity over no batching. No rate tried met the SLO without batching{more}. " in text
+    assert f"no batching {cell} 700 80.0 (missed) 1 at least" in text
 
 
 def test_figures_of_the_search_are_not_called_fresh() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun, runs_of
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
@@ -107,9 +107,18 @@ class Capacities:
         said = stated_capacity(contender.bracket, self.search.scenario.slo.stream_limits())
         if said is None or said.held_rps:
             return said
+        said = replace(said, lone_rps=self._lone_rps(contender))
         upper_rps = self.search.upper(contender)
         is_closer = upper_rps < (said.missed_rps or math.inf)
         return replace(said, missed_rps=upper_rps, is_bound=True) if is_closer else said
+
+    def _lone_rps(self, contender: Contender) -> float | None:
+        """Return what one client alone was answered within the limits, requests/s; None: it missed them, or did not
+        run with this configuration."""
+        own = [trial for trial in self.search.trials if trial.configuration == contender.configuration]
+        lone = [trial for trial in own if trial.request.concurrency == 1 and not trial.parts]
+        runs = runs_of(lone, self.search.scenario.slo, self.search.scenario)
+        return max((run.answered_rps for run in runs if run.kept), default=None)
 
     def is_established(self, contender: Contender) -> bool:
         """Whether the answer would be established, without a question of `questions`, if this contender were
@@ -261,9 +270,7 @@ def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool
         return Estimate(value=1.0, low=1.0, high=1.0)
     low = ours[0] / theirs[1] if theirs[1] > 0.0 else math.inf
     high = ours[1] / theirs[0] if theirs[0] > 0.0 else math.inf
-    if not ours[0] > 0.0:
-        return None
-    if not low > 0.0 and not math.isfinite(high):
+    if not ours[0] > 0.0 or not (low > 0.0 or math.isfinite(high)):
         return None
     if not math.isfinite(high):
         return Estimate(value=low, low=low, high=math.inf)

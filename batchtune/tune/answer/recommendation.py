@@ -100,6 +100,8 @@ class Capacity:
     `disputed_rps`: the lowest rate missed, if `held_rps` is a share of it, because no rate was held more often than
     missed; else None.
     `is_disputed_end`: a run held `missed_rps`, although others missed it.
+    `lone_rps`: where `held_rps` is 0, what one client alone was answered within the SLO; None: it missed it, or did
+    not run.
     """
 
     held_rps: float
@@ -115,6 +117,7 @@ class Capacity:
     disputed_rps: float | None = None
     is_disputed_end: bool = False
     missed_higher: int = 0
+    lone_rps: float | None = None
 
     @property
     def is_share(self) -> bool:

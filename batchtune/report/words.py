@@ -494,6 +494,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
     match question.code:
         case "server_gone":
             return "the server ended during the sweep"
+        case "client_limited":
+            return "the load generator was the limit, so the figures are its own, not the server's"
         case "no_run":
             return f"no run at a fixed rate {met}, only closed loops did"
         case "unconfirmed":
@@ -537,16 +539,12 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
 def confidence_sentence(chosen: Recommendation) -> str:
     """State `confirmed: …`, with the number of confirmation runs, or `not confirmed: …`, with every open
     question."""
-    if not chosen.established:
-        questions = [question_text(question, chosen) for question in chosen.open_questions]
-        held, runs = _confirmed(chosen)
-        met = f"{held} of {counted(runs, 'confirmation run')} {_met(chosen)}, but "
-        return f"not confirmed: {met if _is_only_open(chosen) else ''}{'; '.join(questions)}."
     held, runs = _confirmed(chosen)
-    return (
-        f"confirmed: {held} of {counted(runs, 'confirmation run')} {_met(chosen)}, and no other configuration tried "
-        "gains more than 10 %."
-    )
+    met = f"{held} of {counted(runs, 'confirmation run')} {_met(chosen)}"
+    if chosen.established:
+        return f"confirmed: {met}, and no other configuration tried gains more than 10 %."
+    questions = "; ".join(question_text(question, chosen) for question in chosen.open_questions)
+    return f"not confirmed: {f'{met}, but ' if _is_only_open(chosen) else ''}{questions}."
 
 
 def unconfirmed_text(chosen: Recommendation) -> str:
@@ -557,9 +555,10 @@ def unconfirmed_text(chosen: Recommendation) -> str:
 
 
 def _is_only_open(chosen: Recommendation) -> bool:
-    """Return whether the confirmation runs were good, so that only a higher rate or another configuration is open."""
+    """Return whether the confirmation runs were good, so that only a higher rate, another configuration or a faster
+    client is open."""
     codes = {question.code for question in chosen.open_questions}
-    return bool(codes) and codes <= {"wide", "rivals"}
+    return bool(codes) and codes <= {"wide", "rivals", "client_limited"}
 
 
 def _met(chosen: Recommendation) -> str:

@@ -19,6 +19,7 @@ from batchtune.report.words import capacity_text, capitalised, gain_text, senten
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, Recommendation
+from batchtune.tune.trials.trial import Trial
 from tests.tune.answer.ledgers import CAPACITY, SCENARIO, SEARCH, capacity_ledger, helping_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
@@ -244,6 +245,10 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
             "a and 1 more may be better, by up to ×1.2",
         ),
         (OpenQuestion(code="rivals", labels=("a",)), "a may be better, by an unknown factor"),
+        (
+            OpenQuestion(code="client_limited"),
+            "the load generator was the limit, so the figures are its own, not the server's",
+        ),
     ],
 )
 def test_every_open_question_is_told_with_what_would_settle_it_first(
@@ -254,11 +259,27 @@ def test_every_open_question_is_told_with_what_would_settle_it_first(
     goes_on = (
         "The command behind `confirm` continues this sweep; its --budget includes the time already spent."
     )
-    met = "3 of 3 confirmation runs met the SLO, but " if question.code in ("wide", "rivals") else ""
+    were_good = question.code in ("wide", "rivals", "client_limited")
+    met = "3 of 3 confirmation runs met the SLO, but " if were_good else ""
     assert f"Confidence Not confirmed: {met}{words}. {goes_on}" in re.sub(r"\s+", " ", text)
     assert "Next        confirm  batchtune sweep S --resume R" in text
     assert "may find a better" not in text
     assert "Confirmed" not in text
+
+
+def test_a_closed_loop_that_the_client_limited_confirms_nothing_and_an_open_one_may() -> None:
+    """An open loop states only rates that were met, which a client makes no easier."""
+
+    def asked_in(ledger: list[Trial], scenario: Scenario) -> set[str]:
+        busy = (caveat("client_busy", cpu_ratio=0.97),)
+        trials = [
+            replace(trial, measurement=replace(trial.measurement, caveats=busy))  # type: ignore[type-var]
+            for trial in ledger
+        ]
+        return {question.code for question in recommend(trials, scenario=scenario).open_questions}
+
+    assert asked_in(helping_ledger(), SCENARIO) == {"client_limited"}
+    assert asked_in(capacity_ledger(), CAPACITY) == set()
 
 
 def test_without_a_latency_limit_runs_are_judged_by_their_errors_and_no_slo_is_named() -> None:

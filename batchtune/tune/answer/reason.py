@@ -376,16 +376,11 @@ def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> s
         if math.isnan(value_s) or math.isinf(value_s):
             misses.append(f"{name} is undefined: too many requests had no good answer")
         elif value_s > limit_s:
-            shown, allowed, ratio = (
-                f"{name} {value_words(name, value_s)}",
-                value_words(name, limit_s),
-                value_s / limit_s,
-            )
-            misses.append(
-                f"{shown} misses {allowed} by {percentage(ratio - 1)}"
-                if ratio < 2
-                else f"{shown} is {rounded(ratio)} × {allowed}"
-            )
+            allowed, ratio = value_words(name, limit_s), value_s / limit_s
+            far = f"is {rounded(ratio)} × {allowed}"
+            if ratio < 2:
+                far = f"misses {allowed} by {percentage(ratio - 1)}"
+            misses.append(f"{name} {value_words(name, value_s)} {far}")
     if run.error_ratio > error_limit:
         misses.append(f"{percentage(run.error_ratio)} of requests fail where {percentage(error_limit)} may")
     if not misses and run.rate_rps is not None:

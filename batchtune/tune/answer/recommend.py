@@ -209,12 +209,9 @@ def judged(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec | None =
     state.name_points()
     first = [run.answered_rps for run in state.unbatched().runs[:2] if run.clients is not None]
     state.name_rule(max(first, default=0.0))
+    rule_rows = None if state.rule is None else state.rule.max_batch_size
     for contender in state.contenders.all():
-        if (
-            state.rule is not None
-            and contender.rows != state.rule.max_batch_size
-            and "rule" in contender.sources
-        ):
+        if rule_rows not in (None, contender.rows) and "rule" in contender.sources:
             contender.sources.remove("rule")  # of an older run, which applied the rule again and again
             contender.sources += [] if contender.sources else ["grid"]
     return state
@@ -273,6 +270,18 @@ class _Answer:
             questions.insert(0, OpenQuestion(code="server_gone"))
         latency_s = self._latency(runs)
         capacity = account.capacity(chosen)
+        bottleneck = None
+        if not self._state.of_models:
+            usual = searched_bottleneck(
+                chosen.configuration,
+                measured,
+                tried=(c.configuration for c in contenders),
+                rivals=(c.configuration for c in rivals),
+                scenario=scenario,
+            )
+            bottleneck = self._refusing(usual, capacity)
+        if bottleneck is not None and bottleneck.kind == "client" and not scenario.load.open_loop:
+            questions.append(OpenQuestion(code="client_limited"))
         last = self._by_number[next((run for run in reversed(runs) if not run.failed), runs[-1]).trial]
         throughput = _throughput(runs)
         rate_rps = self._state.stated_rps if self._state.of_models else last.rate_rps
@@ -312,18 +321,7 @@ class _Answer:
             promises=self._promises(runs),
             cannot_pay=unable if helps == "no" else None,
             rule=None if self._state.rule is None else self._state.rule.arithmetic(),
-            bottleneck=None
-            if self._state.of_models
-            else self._refusing(
-                searched_bottleneck(
-                    chosen.configuration,
-                    measured,
-                    tried=(c.configuration for c in contenders),
-                    rivals=(c.configuration for c in rivals),
-                    scenario=scenario,
-                ),
-                capacity,
-            ),
+            bottleneck=bottleneck,
             search=self._search,
             references=named,
             contenders=compared,
@@ -605,9 +603,8 @@ class _Answer:
         """Of a space that the user wrote: which parameters that let a server do more at once have their largest value
         in the chosen configuration, so that the best may lie beyond."""
         values, point = self._state.contenders.values, self._chosen.point or {}
-        for name in (
-            () if self._scenario.search.grow else values if self._scenario.streams else (SIZE, THREADS)
-        ):
+        names = values if self._scenario.streams else (SIZE, THREADS)
+        for name in () if self._scenario.search.grow else names:
             several = values.get(name, ())
             if len(several) > 1 and type(several[-1]) is int and point.get(name) == several[-1]:
                 yield coded("largest_of_space", name=self._chosen.configuration.word(name), value=several[-1])

@@ -43,7 +43,7 @@ SCHEMA_VERSION = 4
 
 Helps = Literal["yes", "no", "not distinguishable"]
 
-Question = Literal["no_run", "unconfirmed", "wide", "rivals", "server_gone"]
+Question = Literal["no_run", "unconfirmed", "wide", "rivals", "client_limited", "server_gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +248,7 @@ class OpenQuestion:
     `wide`: the rate missed is `high` times the stated one (None: no rate was missed).
     `rivals`: the configurations `labels` may be better by a factor of more than OPEN, the first up to `high` times
     (None: without bound).
+    `client_limited`: the load generator was the limit of a closed loop, so that the figures are its own.
     `server_gone`: the server ended during the sweep.
     """
 

@@ -1,4 +1,4 @@
-"""Prints a recommendation: in some fifteen lines, or with the whole argument and the table of all that was tried."""
+"""Prints a recommendation: in some fifteen lines, or with the whole argument in the same form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from batchtune.report.run_tables import brief_labels
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Compared, Recommendation
 from batchtune.tune.evidence.bracket import PREDICTION_RUNS
-from batchtune.tune.trials.trial import SearchSummary
 from batchtune.units import counted, rounded, rounded_duration
 
 
@@ -27,47 +26,129 @@ def print_answer(
     next_step: str | None = None,
     offer: str | None = None,
     why: str | None = None,
+    whole: bool = False,
 ) -> None:
     """Print a recommendation in some fifteen lines, as paragraphs with labels; commands and names of runs are
     not wrapped.
 
     `run`: line that names the run, None where the user named it. `next_step`: command that would confirm an
     open answer. `offer`: command for a longer search. `deployment`: command that serves it, None where
-    another dialect follows. `why`: command that prints the whole argument.
+    another dialect follows. `why`: command that prints the whole argument. `whole`: this is it, with every
+    contender, reason, alternative and caveat.
     """
 
     indent = " " * len("Recommended ")  # the longest label
 
-    def tell(label: str, *texts: str, bold: bool = False, whole: bool = False) -> None:
+    def tell(label: str, *texts: str, bold: bool = False, as_is: bool = False) -> None:
         for text in texts:
             line = f"{label:<{len(indent)}}{text}"
-            tables.print_text(line, indent=indent, bold=bold, whole=whole)
+            tables.print_text(line, indent=indent, bold=bold, whole=as_is)
             label = ""
 
-    asked = words.workload(scenario, chosen, with_slo=False, brief=True)
-    tables.print_text(*filter(None, (run, asked)))
+    others = words.other_references(chosen)
+    marks = Marks(
+        caveats={
+            RECOMMENDED: chosen.caveats,
+            **{labels("references")[reference.name]: reference.caveats for reference in others},
+        }
+    )
+    tables.print_text(*filter(None, (run, words.workload(scenario, chosen))))
     tell("Recommended", f"{use_text(chosen)}{words.unconfirmed_text(chosen)}", bold=True)
     tell("Gain", *filter(None, [" ".join(words.gain_sentences(chosen))]), bold=True)
     tell("", words.figures_sentence(chosen))
-    tell("", *tables.aligned(compared_table(chosen)), whole=True)
-    tell("", *marks_texts([chosen, *words.other_references(chosen)], starred=False))
-    tell("Models", *words.model_sentences(chosen))
-    for promise in chosen.promises:
-        tell("SLO", words.promise_sentence(promise, chosen))
-    tell("Why", words.why_sentence(chosen))
-    if chosen.bottleneck is not None:
-        tell("Bottleneck", words.capitalised(words.bottleneck_sentence(chosen.bottleneck)))
+    if whole:
+        _print_contenders(chosen, marks)
+    else:
+        tell("", *tables.aligned(compared_table(chosen)), as_is=True)
+        tell("", *marks_texts([chosen, *others], starred=False))
     resumed = (
         "The command behind `confirm` continues this sweep; its --budget includes the time already spent."
     )
-    more = [resumed] if "--resume" in (next_step or "") else words.offer_sentences(chosen, offer)
-    tell("Confidence", " ".join([words.capitalised(words.confidence_sentence(chosen)), *more]))
-    of_failures = ("confirmation_failed", "ran_out", "refused", "some_failed")
-    failed = (words.sentence(text_of(note)) for note in chosen.notes if note.code in of_failures)
-    warnings = [*words.qualifying_sentences(chosen), *failed, *_warnings(chosen)]
-    tell("Warning", *filter(None, [" ".join(warnings)]))
+    more = [resumed] if "--resume" in (next_step or "") else [*words.offer_sentences(chosen, offer)]
+    for label, texts in _argument(chosen, more, whole=whole):
+        tell(label, *texts)
+    tell("Caveats", *(marks.lines() if whole else ()))
     commands = {"confirm": next_step, "deploy": deployment, "search": offer, "explain": why}
-    tell("Next", *_steps(commands), whole=True)
+    tell("Next", *_steps(commands), as_is=True)
+
+
+def _print_contenders(chosen: Recommendation, marks: Marks) -> None:
+    """Print the table of all that was tried, with the marks of caveats after the names."""
+    # Columns that go first where there is little room.
+    dispensable = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
+    headings, *rows = contenders_table(chosen)
+    for whose, row in zip(marks.caveats, rows, strict=False):
+        row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "bound", "server")
+    tables.print_text("")
+    tables.print_rows([headings, *rows], dispensable=dispensable)
+    tables.print_text(*marks_texts([chosen, *words.other_references(chosen), *chosen.contenders]), "")
+
+
+def _argument(
+    chosen: Recommendation, more: Sequence[str], *, whole: bool
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield (label, paragraphs) of what an answer says below its table; `more`: sentences after its confidence.
+
+    `whole`: also how rule and guide compare, what the search did, every note and the alternatives; else a caveat
+    only where it is decisive.
+    """
+    yield "Models", [*words.model_sentences(chosen)]
+    for promise in chosen.promises:
+        yield "SLO", [words.promise_sentence(promise, chosen)]
+    yield "Why", [words.why_sentence(chosen)]
+    if whole:
+        yield "Compared", [*words.named_sentences(chosen), *_not_measured(chosen)]
+    if chosen.bottleneck is not None:
+        yield "Bottleneck", [words.capitalised(words.bottleneck_sentence(chosen.bottleneck))]
+    if whole:
+        yield "Search", [" ".join(_searched(chosen))]
+    yield "Confidence", [" ".join([words.capitalised(words.confidence_sentence(chosen)), *more])]
+    of_failures = ("confirmation_failed", "ran_out", "refused", "some_failed")
+    notes = [words.sentence(text_of(note)) for note in chosen.notes if whole or note.code in of_failures]
+    warnings = [*words.qualifying_sentences(chosen), *([] if whole else [*notes, *_warnings(chosen)])]
+    yield "Warning", [*filter(None, [" ".join(warnings)])]
+    yield "Notes", notes if whole else []
+    for alternative in chosen.alternatives[:3] if whole else ():
+        searched = "" if alternative.confirmations else " (without confirmation runs)"
+        yield (
+            "Alternative",
+            [f"{alternative.configuration.label()}: {text_of(alternative.trade)}{searched}."],
+        )
+
+
+def _not_measured(chosen: Recommendation) -> Iterator[str]:
+    """Yield a sentence for each of no batching and the defaults that has no figures: whether it failed when it was
+    tried."""
+    known = {reference.name for reference in chosen.references}
+    for name in ("no_batching", "defaults"):
+        if name in known:
+            continue
+        why = chosen.failed_references.get(name)
+        ending = "not measured" if why is None else f"failed when it was tried ({why})"
+        if name == "defaults" and why is None and chosen.configuration.dialect == "http":
+            ending += "; target.defaults in the scenario tells what they are"
+        yield f"{words.capitalised(labels('references')[name])}: {ending}."
+
+
+def _searched(chosen: Recommendation) -> Iterator[str]:
+    """Yield sentences on how many trials were made and how the search went: its plan, which sources proposed the runs,
+    why it ended."""
+    yield f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}."
+    search = chosen.search
+    if search is None:
+        return
+    if plan := text_of(search.plan):
+        yield f"The plan was {plan}."
+    if search.proposals:
+        made = ", ".join(
+            f"{labels('names').get(name, 'the space')} {count}"
+            for name, count in sorted(search.proposals.items(), key=lambda pair: -pair[1])
+        )
+        yield f"Runs by source: {made}."
+    if reason := text_of(search.stop_reason):
+        yield f"The search ended: {reason}."
+    if search.nodes:
+        yield f"Trials ran on several nodes at once: {search.nodes}."
 
 
 def use_text(chosen: Recommendation) -> str:
@@ -120,116 +201,6 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."
-
-
-# With the whole argument: every contender, reason, confidence, alternatives, caveats.
-
-
-def print_recommendation(
-    chosen: Recommendation,
-    *,
-    scenario: Scenario,
-    deployment: str | None,
-    run: str | None = None,
-    next_step: str | None = None,
-    offer: str | None = None,
-) -> None:
-    """Print a recommendation with the whole argument: figures of all contenders, reasons, confidence, how to deploy it.
-
-    `run`: line that names the run. `next_step`: command that would confirm an open answer. `offer`: command for a
-    longer search. `deployment`: command that serves it. What is None is left out.
-    """
-    # Columns of the table of all contenders that go first where there is little room.
-    dispensable = ("p50 ms", "limited by", "mean batch", "p99 ms", "runs", "p95 ms")
-    marks = Marks(
-        caveats={
-            RECOMMENDED: chosen.caveats,
-            **{
-                labels("references")[reference.name]: reference.caveats
-                for reference in words.other_references(chosen)
-            },
-        }
-    )
-    named = words.name_without_parameters(chosen.configuration)
-    gains = " ".join(words.gain_sentences(chosen))
-    tables.print_text(*filter(None, [run]), words.workload(scenario, chosen), "")
-    tables.print_text(f"Recommended: {named}" if named else "Recommended", bold=True)
-    named_values = words.parameters_of(chosen.configuration)
-    width = max((len(name) for name, _ in named_values), default=0)
-    parameters = (f"  {name:<{max(width, 26)}} {value}" for name, value in named_values)
-    tables.print_text(*parameters, whole=True)
-    tables.print_text(*([f"Gain: {gains}"] if gains else []), bold=True)
-    tables.print_text(words.figures_sentence(chosen), "")
-    tables.print_rows(_contenders(chosen, marks), dispensable=dispensable)
-    tables.print_text(
-        *marks_texts([chosen, *words.other_references(chosen), *chosen.contenders]),
-        "",
-        *_argument(chosen),
-        "",
-        *_search(chosen),
-        " ".join([f"Confidence: {words.confidence_sentence(chosen)}", *words.offer_sentences(chosen, offer)]),
-        "",
-    )
-    for alternative in chosen.alternatives[:3]:
-        searched = "" if alternative.confirmations else " (without confirmation runs)"
-        tables.print_text(
-            f"Alternative: {alternative.configuration.label()}: {text_of(alternative.trade)}{searched}.",
-        )
-    tables.print_text(*marks.lines(), indent="    ")
-    commands = {"Confirm": next_step, "Search": offer, "Deploy": deployment}
-    steps = (f"{label}: {step}" for label, text in commands.items() for step in (text or "").splitlines())
-    tables.print_text(*steps, whole=True)
-
-
-def _contenders(chosen: Recommendation, marks: Marks) -> list[list[str]]:
-    """Return the table of all contenders, with the marks of caveats after the names."""
-    headings, *rows = contenders_table(chosen)
-    for whose, row in zip(marks.caveats, rows, strict=False):
-        row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "bound", "server")
-    return [headings, *rows]
-
-
-def _argument(chosen: Recommendation) -> Iterator[str]:
-    """Yield sentences: whether batching helps, why, how rule and guide compare, whether the SLO is met, what
-    limits the server."""
-    yield words.why_sentence(chosen)
-    yield from words.model_sentences(chosen)
-    yield from words.named_sentences(chosen)
-    known = {reference.name for reference in chosen.references}
-    for name in ("no_batching", "defaults"):
-        if name not in known:
-            why = chosen.failed_references.get(name)
-            ending = "not measured" if why is None else f"failed when it was tried ({why})"
-            if name == "defaults" and why is None and chosen.configuration.dialect == "http":
-                ending += "; target.defaults in the scenario tells what they are"
-            yield f"{words.capitalised(labels('references')[name])}: {ending}."
-    yield from (f"SLO {words.promise_sentence(promise, chosen)}" for promise in chosen.promises)
-    if chosen.bottleneck is not None:
-        yield f"Bottleneck: {words.bottleneck_sentence(chosen.bottleneck)}"
-
-
-def _search(chosen: Recommendation) -> Iterator[str]:
-    """Yield lines on how many trials were made, what the search did, and what weakens the answer."""
-    made = f"{counted(chosen.trials, 'trial')} in {rounded_duration(chosen.seconds)}."
-    yield " ".join([made, *(() if chosen.search is None else _searched(chosen.search))])
-    yield from (f"Note: {text_of(note)}." for note in chosen.notes)
-    yield from words.qualifying_sentences(chosen)
-
-
-def _searched(search: SearchSummary) -> Iterator[str]:
-    """Yield sentences on how the search went: its plan, which sources proposed the runs, why it ended."""
-    if plan := text_of(search.plan):
-        yield f"The plan was {plan}."
-    if search.proposals:
-        made = ", ".join(
-            f"{labels('names').get(name, 'the space')} {count}"
-            for name, count in sorted(search.proposals.items(), key=lambda pair: -pair[1])
-        )
-        yield f"Runs by source: {made}."
-    if reason := text_of(search.stop_reason):
-        yield f"The search ended: {reason}."
-    if search.nodes:
-        yield f"Trials ran on several nodes at once: {search.nodes}."
 
 
 # The tables: which sources proposed a configuration, what it held and missed, in how many runs, what is gained over it.

@@ -120,28 +120,16 @@ NO_MISS: Final = "no rate that misses the SLO was found"
 # What was asked, and who answers.
 
 
-def workload(
-    scenario: Scenario, chosen: Recommendation, *, with_slo: bool = True, brief: bool = False
-) -> str:
-    """Describe what was measured in one line: model, protocol, rows per request, traffic, SLO, CPUs,
-    objective.
-
-    `with_slo` False: without SLO and objective. `brief`: fewer words.
-    """
-    rows = f"{counted(chosen.rows_per_request, 'row')} per request"
+def workload(scenario: Scenario, chosen: Recommendation) -> str:
+    """Describe what was measured in one line: model, protocol, rows per request, traffic, CPUs."""
+    traffic = f"{scenario.load.arrivals} arrivals{_at_rate(scenario)}"
     if chosen.concurrency is not None:
-        traffic = f"{counted(chosen.concurrency, 'client')}{'' if brief else ' in a closed loop'}"
-    else:
-        traffic = f"{scenario.load.arrivals} arrivals{_at_rate(scenario)}"
-    protocol = labels("protocols")[scenario.request.protocol]
-    limits = ", ".join(limit_words(name, limit) for name, limit in chosen.slo.items() if name != "errors")
-    slo = f"; SLO {limits}" if limits and with_slo else ""
-    objective = f"; objective {scenario.objective}" if with_slo else ""
-    model = models_text(scenario)
-    rows = "" if scenario.target.models else f", {rows}"
+        traffic = counted(chosen.concurrency, "client")
+    rows = "" if scenario.target.models else f", {counted(chosen.rows_per_request, 'row')} per request"
     server = scenario.target.cpus
-    on = "" if server is None else f", {'' if brief else 'for a '}server on {cpu_list(server)}"
-    return f"{model} by {protocol}{rows}, {traffic}{slo}{on}{objective}"
+    on = "" if server is None else f", server on {cpu_list(server)}"
+    protocol = labels("protocols")[scenario.request.protocol]
+    return f"{models_text(scenario)} by {protocol}{rows}, {traffic}{on}"
 
 
 def models_text(scenario: Scenario) -> str:

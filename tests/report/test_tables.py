@@ -141,12 +141,7 @@ def tables_of(root: Path) -> dict[str, Callable[[], object]]:
         "noise": lambda: print_noise(noise_floor(alike.ledger(), arms), path=Path("results/a")),
         "history": print_history_of_all_gates,
         "recommend": lambda: print(
-            *(
-                line
-                for line in answered("recommend", swept.path, "--why", cwd=root).stdout.splitlines()
-                if not line.startswith(("Deploy: ", "Confirm: "))
-            ),
-            sep="\n",
+            answered("recommend", swept.path, "--why", cwd=root).stdout.partition("\nNext ")[0],
         ),
     }
 

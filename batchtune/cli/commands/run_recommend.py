@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -32,7 +31,7 @@ from batchtune.errors import (
     UsageError,
 )
 from batchtune.report.findings import print_json, worded
-from batchtune.report.recommendation_text import print_answer, print_recommendation
+from batchtune.report.recommendation_text import print_answer
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.reason import failure_with_batching
@@ -169,9 +168,17 @@ def conclude(
         if dialect == own_dialect:
             command = deploying(run, chosen, scenario, written=write, recommend=again.rstrip())
         of_run = None if named else _run_line(run)
-        show = print_recommendation if why else partial(print_answer, why=f"{again}--why")
         with redirect_stdout(sys.stderr if dialect == "json" and not shown else sys.stdout):
-            show(chosen, scenario=scenario, deployment=command, run=of_run, next_step=step, offer=offer)
+            print_answer(
+                chosen,
+                scenario=scenario,
+                deployment=command,
+                run=of_run,
+                next_step=step,
+                offer=offer,
+                why=None if why else f"{again}--why",
+                whole=why,
+            )
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code

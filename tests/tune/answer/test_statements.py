@@ -18,7 +18,7 @@ from batchtune.cli.commands.run_recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.caveats import caveat
 from batchtune.report.findings import text_of
-from batchtune.report.recommendation_text import print_answer, print_recommendation
+from batchtune.report.recommendation_text import print_answer
 from batchtune.report.words import gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
@@ -211,10 +211,12 @@ def answered(case: Case) -> Recommendation | None:
 def texts_of(chosen: Recommendation, scenario: Scenario) -> Iterator[str]:
     """The short answer and the whole statement, with lines joined."""
     step = None if chosen.established else STEP
-    for write in (print_answer, print_recommendation):
+    for whole in (False, True):
         stream = io.StringIO()
         with redirect_stdout(stream):
-            write(chosen, scenario=scenario, deployment="DEPLOY", next_step=step, offer=OFFER)
+            print_answer(
+                chosen, scenario=scenario, deployment="DEPLOY", next_step=step, offer=OFFER, whole=whole
+            )
         yield re.sub(r"\s+", " ", stream.getvalue())
 
 

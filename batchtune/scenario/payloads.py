@@ -21,7 +21,6 @@ from batchtune.scenario.places import filled
 from batchtune.scenario.recordings import (
     Recording,
     check_names,
-    numpy_dtype,
     read_recordings,
     recorded_bodies,
     shown_shape,
@@ -38,7 +37,7 @@ from batchtune.scenario.spec.workload import (
     transport_of,
 )
 from batchtune.wire.kserve_infer import encode_infer_json, encode_infer_request
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.signature import Signature, TensorSpec, little_endian
 from batchtune.wire.tfserving.rest_json import encode_predict_json
 from batchtune.wire.tfserving.tensors import encode_predict_request
 
@@ -397,7 +396,7 @@ def _check_size(
 
 def _request_bytes(signature: Signature, rows: int, shapes: Mapping[str, Sequence[int]]) -> int:
     return sum(
-        math.prod(concrete_shape(spec, rows, shapes)) * numpy_dtype(spec.dtype).itemsize
+        math.prod(concrete_shape(spec, rows, shapes)) * little_endian(spec.dtype).itemsize
         for spec in signature.inputs
     )
 
@@ -409,7 +408,7 @@ def _values(
         return (
             np.full(shape, b"", dtype=object)
             if dtype == "object"
-            else np.zeros(shape, dtype=numpy_dtype(dtype))
+            else np.zeros(shape, dtype=little_endian(dtype))
         )
     limits: RandomRange = RandomRange()
     if isinstance(kind.inputs, RandomInputs):
@@ -425,7 +424,7 @@ def _random(
         drawn_letters = letters[rng.integers(0, len(letters), (*shape, limits.length))]
         texts = drawn_letters.view(f"S{limits.length}").reshape(shape)
         return texts.astype(object)
-    kind = numpy_dtype(dtype)
+    kind = little_endian(dtype)
     low = 0.0 if limits.low is None else limits.low
     if kind.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)

@@ -7,11 +7,9 @@ http any JSON. Anything else: TFRecords of PredictionLog, TensorFlow Serving's `
 from __future__ import annotations
 
 import base64
-import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ from numpy.typing import NDArray
 from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.places import json_lines, values_at
-from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.encoding import tfrecords
+from batchtune.wire.signature import Signature, TensorSpec, little_endian
 from batchtune.wire.tfserving.tensors import tensor_from_proto
 
 
@@ -63,61 +62,6 @@ def read_recordings(file: str, signature: Signature, *, rows: int, rest: bool) -
     return requests
 
 
-def read_tfrecords(path: Path) -> Iterator[bytes]:
-    """Yield the records of a TFRecord file: each is length, its checksum, data, its checksum, all
-    little-endian.
-
-    Raises:
-        ScenarioError: a file that cannot be read or ends within a record, or a checksum that does not match.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
-    at, number = 0, 0
-    while at < len(content):
-        number += 1
-        header = content[at : at + 12]
-        length = int.from_bytes(header[:8], "little")
-        end = at + 12 + length
-        if len(header) < 12 or masked_crc32c(header[:8]) != _checksum(header[8:]):
-            raise ScenarioError(
-                f"{path}: record {number}: no TFRecord",
-                hint="expected .npz, .jsonl, or uncompressed TFRecords such as tf_serving_warmup_requests",
-            )
-        record, checksum = content[at + 12 : end], content[end : end + 4]
-        if len(checksum) < 4:
-            raise ScenarioError(f"{path}: record {number}: the file ends within it")
-        if masked_crc32c(record) != _checksum(checksum):
-            raise ScenarioError(f"{path}: record {number}: the checksum does not match")
-        yield record
-        at = end + 4
-
-
-def masked_crc32c(content: bytes) -> int:
-    """Return TFRecord's checksum of data: CRC-32C (Castagnoli), rotated and shifted (tsl/lib/hash/crc32c.h
-    `Mask`)."""
-    crc, table = 0xFFFFFFFF, _crc_table()
-    for byte in content:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@cache
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
-
-
-def _checksum(content: bytes) -> int:
-    return int(struct.unpack("<I", content)[0])
-
-
 def _from_arrays(path: Path, signature: Signature, rows: int) -> list[Recording]:
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -153,15 +97,23 @@ def _from_bodies(path: Path, signature: Signature, *, rest: bool) -> Iterator[Re
         )
 
 
-def _arrays_of_body(body: Any, signature: Signature, where: str) -> dict[str, NDArray[Any]]:
-    if not isinstance(body, dict) or ("instances" in body) == ("inputs" in body):
-        raise ScenarioError(f'{where}: expected a predict body: {{"instances": […]}} or {{"inputs": …}}')
-    called = body.get("signature_name", signature.name)
+def _require_call(called: Any, signature: Signature, where: str) -> None:
+    """Check that a request was recorded for the signature that is called.
+
+    Raises:
+        ScenarioError: it was for another.
+    """
     if called != signature.name:
         raise ScenarioError(
             f"{where}: recorded for signature {called!r}; the request calls {signature.name!r}",
             hint="set request.signature",
         )
+
+
+def _arrays_of_body(body: Any, signature: Signature, where: str) -> dict[str, NDArray[Any]]:
+    if not isinstance(body, dict) or ("instances" in body) == ("inputs" in body):
+        raise ScenarioError(f'{where}: expected a predict body: {{"instances": […]}} or {{"inputs": …}}')
+    _require_call(body.get("signature_name", signature.name), signature, where)
     names = [spec.name for spec in signature.inputs]
     if "inputs" in body:
         columns = body["inputs"]
@@ -214,7 +166,16 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
 
     from batchtune.wire.tfserving.messages import PredictionLog
 
-    for number, record in enumerate(read_tfrecords(path), start=1):
+    try:
+        records = list(tfrecords(path.read_bytes()))
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ScenarioError(
+            f"{path}: no TFRecords: {error}",
+            hint="expected .npz, .jsonl, or uncompressed TFRecords such as tf_serving_warmup_requests",
+        ) from error
+    for number, record in enumerate(records, start=1):
         where = f"{path}: record {number}"
         try:
             log = PredictionLog.FromString(record)
@@ -224,12 +185,7 @@ def _from_prediction_logs(path: Path, signature: Signature) -> Iterator[Recordin
         if kind != "predict_log":
             raise ScenarioError(f"{where}: {kind or 'an empty log'}; only predict_log can be sent")
         request = log.predict_log.request
-        called = request.model_spec.signature_name or "serving_default"
-        if called != signature.name:
-            raise ScenarioError(
-                f"{where}: recorded for signature {called!r}; the request calls {signature.name!r}",
-                hint="set request.signature",
-            )
+        _require_call(request.model_spec.signature_name or "serving_default", signature, where)
         try:
             arrays = {name: tensor_from_proto(proto) for name, proto in request.inputs.items()}
         except ValueError as error:
@@ -302,18 +258,6 @@ def fitted(
     return result
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype of a signature's type name; bfloat16 is that of the package ml_dtypes."""
-    wanted: np.dtype[Any]
-    if name == "bfloat16":
-        import ml_dtypes
-
-        wanted = np.dtype(ml_dtypes.bfloat16)
-    else:
-        wanted = np.dtype(name)
-    return wanted
-
-
 def rows_of(arrays: Mapping[str, NDArray[Any]]) -> int:
     """Return the number of rows, the first dimension of the first array that is no scalar; 1: all are scalars."""
     return next((len(array) for array in arrays.values() if array.ndim), 1)
@@ -328,7 +272,7 @@ def _typed(array: NDArray[Any], spec: TensorSpec, where: str) -> NDArray[Any]:
     elif array.dtype.kind in "biuf":
         # JSON and notebooks turn 1 into 1.0 and float32 into float64; only a whole number that changes is refused.
         with np.errstate(invalid="ignore", over="ignore"):
-            converted: NDArray[Any] = array.astype(numpy_dtype(spec.dtype))
+            converted: NDArray[Any] = array.astype(little_endian(spec.dtype))
         if converted.dtype.kind not in "biu" or np.array_equal(converted, array):
             return converted
     raise UsageError(f"{where}: input {spec.name!r} is {array.dtype}; the model takes {spec.dtype}")

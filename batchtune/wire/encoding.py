@@ -1,4 +1,5 @@
-"""Encodes and decodes protobuf's numbers and fields, declares messages without protoc, and remembers decoded values."""
+"""Encodes and decodes protobuf's numbers and fields, declares messages without protoc, reads TFRecords, and remembers
+decoded values."""
 
 from __future__ import annotations
 
@@ -100,6 +101,24 @@ def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, 
             raise ValueError("a field beyond the end")
         yield tag >> 3, wire_type, position, stop
         position = stop
+
+
+def tfrecords(content: bytes) -> Iterator[bytes]:
+    """Yield the records of a TFRecord file: each is its length (8 bytes), a checksum (4), the data, a checksum (4).
+
+    The checksums are not compared, which in Python would take many seconds for 100 MB.
+
+    Raises ValueError where the file ends within a record, as one does that contains no TFRecords.
+    """
+    at = number = 0
+    while at < len(content):
+        number += 1
+        begin = at + 12
+        end = begin + int.from_bytes(content[at : at + 8], "little")
+        at = end + 4
+        if at > len(content):
+            raise ValueError(f"the file ends within record {number}")
+        yield content[begin:end]
 
 
 _Field = FieldDescriptorProto

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.signature import Signature, TensorSpec, little_endian
-from batchtune.wire.status import StatusError
+from batchtune.wire.signature import Signature, TensorSpec, little_endian, object_array
+from batchtune.wire.status import StatusError, invalid_argument
 from batchtune.wire.tfserving.rest_json import GraphBatching
 
 
@@ -22,6 +22,30 @@ def zeros(spec: TensorSpec, rows: int) -> NDArray[Any]:
     if spec.dtype == "object":
         return np.full(shape, b"", dtype=object)
     return np.zeros(shape, little_endian(spec.dtype))
+
+
+def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
+    """Convert a tensorflow.serving.Input message into {"inputs": array of serialised Examples, one for each row}.
+
+    The bytes of a context are put before those of each example: protobuf merges concatenated messages.
+
+    Raises:
+        StatusError: INVALID_ARGUMENT when there is no example, RESOURCE_EXHAUSTED for too many.
+    """
+    context = b""
+    examples = message.example_list.examples
+    if message.WhichOneof("kind") == "example_list_with_context":
+        examples = message.example_list_with_context.examples
+        context = message.example_list_with_context.context.SerializeToString()
+    if not examples:
+        raise invalid_argument("Input is empty.")
+    examples_max = 1 << 16  # of three bytes and more; they hold the event loop for 30 ms
+    context_bytes_max = 1 << 24  # put before examples: those of a message of 1 MB could have 125 GB
+    if len(examples) > examples_max or len(context) * len(examples) > context_bytes_max:
+        raise StatusError(
+            "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
+        )
+    return {"inputs": object_array([context + example.SerializeToString() for example in examples])}
 
 
 PREDICT_METHOD = "tensorflow/serving/predict"

@@ -1,4 +1,4 @@
-"""Classify and Regress: checks of signatures, Examples as inputs, outputs as result messages.
+"""Classify and Regress: checks of signatures, outputs as result messages.
 
 Texts and order of checks are TensorFlow Serving's (servables/tensorflow/classifier.cc, regressor.cc, util.cc).
 """
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.signature import Signature, object_array
-from batchtune.wire.status import StatusError, invalid_argument
+from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
+from batchtune.wire.status import invalid_argument
 from batchtune.wire.tfserving.messages import (
     ClassificationRequest,
     ClassificationResponse,
@@ -67,30 +67,6 @@ def regression_outputs(signature: Signature, *, check_method: bool) -> tuple[str
     if signature.outputs[0].name != "outputs":
         raise invalid_argument(f"No regression outputs found in SignatureDef: {_debug(signature)}")
     return ("outputs",)
-
-
-def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
-    """Convert a tensorflow.serving.Input message into {"inputs": array of serialised Examples, one for each row}.
-
-    The bytes of a context are put before those of each example: protobuf merges concatenated messages.
-
-    Raises:
-        StatusError: INVALID_ARGUMENT when there is no example, RESOURCE_EXHAUSTED for too many.
-    """
-    context = b""
-    examples = message.example_list.examples
-    if message.WhichOneof("kind") == "example_list_with_context":
-        examples = message.example_list_with_context.examples
-        context = message.example_list_with_context.context.SerializeToString()
-    if not examples:
-        raise invalid_argument("Input is empty.")
-    examples_max = 1 << 16  # of three bytes and more; they hold the event loop for 30 ms
-    context_bytes_max = 1 << 24  # put before examples: those of a message of 1 MB could have 125 GB
-    if len(examples) > examples_max or len(context) * len(examples) > context_bytes_max:
-        raise StatusError(
-            "RESOURCE_EXHAUSTED", f"{len(examples)} examples, or so many contexts, are too many"
-        )
-    return {"inputs": object_array([context + example.SerializeToString() for example in examples])}
 
 
 def classification_result(outputs: Mapping[str, NDArray[Any]], examples: int) -> Any:
@@ -169,6 +145,19 @@ class Kind:
     result_field: str
     outputs: Callable[..., tuple[str, ...]]
     result: Callable[[Mapping[str, NDArray[Any]], int], Any]
+
+    def called(
+        self, signatures: Mapping[str, Signature], name: str, *, check_method: bool
+    ) -> tuple[Signature, tuple[str, ...]]:
+        """Return (signature, names of its outputs to compute) of a call on signature `name`; "": the default one.
+
+        Raises:
+            StatusError: INVALID_ARGUMENT where there is none, or as `outputs`.
+        """
+        name = name or DEFAULT_SIGNATURE
+        if name not in signatures:
+            raise invalid_argument(f"No signature was found with the name: {name}")
+        return signatures[name], self.outputs(signatures[name], check_method=check_method)
 
 
 CLASSIFY = Kind(

@@ -9,14 +9,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from batchtune.server.calls.classification import (
-    CLASSIFY,
-    CLASSIFY_METHOD,
-    REGRESS,
-    REGRESS_METHOD,
-    Kind,
-    example_inputs,
-)
+from batchtune.server.backends.model import example_inputs
+from batchtune.server.calls.classification import CLASSIFY, CLASSIFY_METHOD, REGRESS, REGRESS_METHOD, Kind
 from batchtune.server.calls.pending_call import Outputs, PendingCall, PendingCalls
 from batchtune.server.grpc_api.predict import read_model_spec
 from batchtune.server.models.model_repository import ModelRepository
@@ -98,12 +92,7 @@ class InferenceCalls:
                 raise StatusError("INVALID_ARGUMENT", "Missing ModelSpec")
             name, version, label, given = read_model_spec(request.model_spec)
             servable = self._models.find(name, version=version, label=label)
-            signature = servable.signatures.get(given or DEFAULT_SIGNATURE)
-            if signature is None:
-                raise StatusError(
-                    "INVALID_ARGUMENT", f"No signature was found with the name: {given or DEFAULT_SIGNATURE}"
-                )
-            outputs = kind.outputs(signature, check_method=self._check_methods)
+            signature, outputs = kind.called(servable.signatures, given, check_method=self._check_methods)
             inputs = example_inputs(request.input)
         except StatusError as error:
             self._pending.refuse(call, name, error)

@@ -7,19 +7,19 @@ else of one row.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors, zeros
+from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors, example_inputs, zeros
 from batchtune.server.log import note
 from batchtune.server.sessions.input_shapes import InputShape
+from batchtune.wire.encoding import tfrecords
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.tensors import tensor_from_proto
@@ -92,10 +92,15 @@ def _recorded(path: Path) -> Iterator[tuple[int, str, dict[str, NDArray[Any]]]]:
         return
     from batchtune.wire.tfserving.messages import PredictionLog
 
-    for number, record in enumerate(_records(path)):
+    records_max = 1000
+    try:
+        records = list(islice(tfrecords(path.read_bytes()), records_max))
+    except ValueError as error:
+        raise _corrupt(path, str(error)) from error
+    for number, record in enumerate(records, start=1):
         try:
             request = _request_of(PredictionLog.FromString(record))
-        except (DecodeError, ValueError) as error:
+        except (DecodeError, ValueError, StatusError) as error:
             raise _corrupt(path, f"record {number}: {error}") from error
         if request is not None:
             yield number, *request
@@ -109,7 +114,7 @@ def _request_of(log: Any) -> tuple[str, dict[str, NDArray[Any]]] | None:
         return request.model_spec.signature_name or DEFAULT_SIGNATURE, inputs
     if kind in {"classify_log", "regress_log"}:
         request = getattr(log, kind).request
-        return request.model_spec.signature_name or DEFAULT_SIGNATURE, _examples(request.input)
+        return request.model_spec.signature_name or DEFAULT_SIGNATURE, example_inputs(request.input)
     return None
 
 
@@ -123,38 +128,6 @@ def _fault(signature: Signature, inputs: Tensors) -> str:
         except StatusError as error:
             return error.message
     return ""
-
-
-def _examples(message: Any) -> dict[str, NDArray[Any]]:
-    if message.WhichOneof("kind") == "example_list":
-        rows = [example.SerializeToString() for example in message.example_list.examples]
-    else:
-        context = message.example_list_with_context.context.SerializeToString()
-        rows = [
-            context + example.SerializeToString() for example in message.example_list_with_context.examples
-        ]
-    return {"inputs": np.array(rows, dtype=object)}
-
-
-def _records(path: Path) -> Iterable[bytes]:
-    """Yield the data of a TFRecord file's first 1,000 records.
-
-    A record is the length of its data (8 bytes), a checksum (4), the data, a checksum (4).
-    """
-    content = path.read_bytes()
-    at = 0
-    records_max = 1000
-    for _ in range(records_max):
-        if at == len(content):
-            return
-        if at + 12 > len(content):
-            raise _corrupt(path, "a truncated record")
-        (length,) = struct.unpack_from("<Q", content, at)
-        at += 12
-        if at + length + 4 > len(content):
-            raise _corrupt(path, "a truncated record")
-        yield content[at : at + length]
-        at += length + 4
 
 
 def _corrupt(path: Path, what: str) -> StatusError:

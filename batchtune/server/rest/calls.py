@@ -19,7 +19,8 @@ from urllib.parse import unquote
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.classification import CLASSIFY, REGRESS, example_inputs
+from batchtune.server.backends.model import example_inputs
+from batchtune.server.calls.classification import CLASSIFY, REGRESS
 from batchtune.server.calls.pending_call import (
     PREDICT_METHODS,
     TIMED_OUT,
@@ -347,14 +348,9 @@ class RestCalls:
         started_ns: int,
     ) -> None:
         servable = self._find(route)
-        signature = servable.signatures.get(name or DEFAULT_SIGNATURE)
-        if signature is None:
-            raise StatusError(
-                "INVALID_ARGUMENT", f"No signature was found with the name: {name or DEFAULT_SIGNATURE}"
-            )
         kind = CLASSIFY if route.action == "classify" else REGRESS
         write = classification_answer if kind is CLASSIFY else regression_answer
-        output_names = kind.outputs(signature, check_method=self._check_methods)
+        signature, output_names = kind.called(servable.signatures, name, check_method=self._check_methods)
         inputs = read()
         count = len(inputs["inputs"])
         times = self._pending.times(route.model_name, kind.api)

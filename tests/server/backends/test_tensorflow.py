@@ -263,7 +263,7 @@ def test_a_truncated_warmup_file_fails_the_load(tmp_path: Path) -> None:
     write_warmup_requests(tmp_path, 1)
     path = tmp_path / WARMUP_FILE
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(StatusError, match="truncated record"):
+    with pytest.raises(StatusError, match="the file ends within record 1"):
         warm_up(counted.model, tmp_path, None)
 
 
@@ -291,13 +291,20 @@ def no_tensor() -> bytes:
     return bytes(log.SerializeToString())
 
 
+def no_examples() -> bytes:
+    log = PredictionLog()
+    log.classify_log.request.model_spec.name = "m"
+    return bytes(log.SerializeToString())
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\xff" * 9, "record 0: "),
-        (no_tensor(), "record 0: "),
-        (no_input(), "record 0: has no input 'x'"),
-        (wrong_shape(), "record 0: signature serving_default input x shape is wrong"),
+        (b"\xff" * 9, "record 1: "),
+        (no_tensor(), "record 1: "),
+        (no_input(), "record 1: has no input 'x'"),
+        (no_examples(), "record 1: INVALID_ARGUMENT: Input is empty"),
+        (wrong_shape(), "record 1: signature serving_default input x shape is wrong"),
     ],
 )
 def test_a_corrupt_warmup_file_is_named_and_never_reaches_the_model(

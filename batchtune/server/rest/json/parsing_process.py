@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from batchtune.server.calls.classification import example_inputs
+from batchtune.server.backends.model import example_inputs
 from batchtune.server.memory import share_one_heap, trim
 from batchtune.server.rest.json.predict_request import parse_examples, parse_predict
 from batchtune.wire.signature import Signature

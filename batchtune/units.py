@@ -136,6 +136,11 @@ def percentage(ratio: float | None) -> str:
     return "–" if ratio is None or math.isnan(ratio) else f"{rounded(ratio * 100)} %"
 
 
+def signed_percent(ratio: float) -> str:
+    """Format a change as per cent with its sign, without the unit: `+20.2`, `−4.9`; `–` for nan."""
+    return "–" if math.isnan(ratio) else f"{'−' if ratio < 0 else '+'}{rounded(abs(ratio) * 100)}"
+
+
 def counted(number: int, noun: str) -> str:
     """Format a count with its noun: `1 run`, `3 runs`, `1,200 runs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -24,7 +24,7 @@ from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import runs_of
 from batchtune.tune.trials.trial import Trial
-from batchtune.units import counted, rounded
+from batchtune.units import counted, signed_percent
 
 SCHEMA_VERSION: Final = 2
 KIND: Final = "batchtune baseline"
@@ -234,7 +234,7 @@ def _change_text(gate: Gate, worse: float) -> str:
     `Gate.worsening`."""
     change = gate.change(worse)
     unit = "points" if gate.is_absolute else "%"
-    return f"{'−' if change < 0 else '+'}{rounded(abs(change) * 100)} {unit}"
+    return f"{signed_percent(change)} {unit}"
 
 
 def _figures_of_blocks(trials: Sequence[Trial]) -> list[Mapping[Metric, float]]:

@@ -13,7 +13,7 @@ from batchtune.check.load_limits import AT_LEAST, LimitFinding
 from batchtune.report.findings import labels, text_of, worded
 from batchtune.report.tables import print_rows, print_text
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
-from batchtune.units import counted, percentage, rounded, rounded_duration
+from batchtune.units import counted, percentage, rounded, rounded_duration, signed_percent
 
 if TYPE_CHECKING:
     from batchtune.check.account import Account
@@ -157,11 +157,12 @@ def attribution_text(attribution: Attribution) -> str:
 
 
 def _part_text(part: Part) -> str:
-    sign = "+" if part.change >= 0.0 else "−"
     before, after = rounded_duration(part.before), rounded_duration(part.after)
     if part.name == "batch size":
         before, after = rounded(part.before), f"{rounded(part.after)} rows"
-    return f"{labels('causes').get(part.name, part.name)} {before} → {after} ({sign}{percentage(abs(part.change))})"
+    return (
+        f"{labels('causes').get(part.name, part.name)} {before} → {after} ({signed_percent(part.change)} %)"
+    )
 
 
 def account_document(account: Account) -> dict[str, Any]:
@@ -211,14 +212,14 @@ def change_text(finding: Finding, *, ends: bool = True) -> str:
     unit = "points" if finding.gate.is_absolute else "%"
     if change.value == change.low == change.high == 0.0:
         return "none"
-    value = f"{_signed(change.value)} {unit}"
+    value = f"{signed_percent(change.value)} {unit}"
     if not ends or not (math.isfinite(finding.worsening.low) or math.isfinite(finding.worsening.high)):
         return value
     if not math.isfinite(change.low):
-        return f"{value} (at most {_signed(change.high)})"
+        return f"{value} (at most {signed_percent(change.high)})"
     if not math.isfinite(change.high):
-        return f"{value} (at least {_signed(change.low)})"
-    return f"{value} [{_signed(change.low)}, {_signed(change.high)}]"
+        return f"{value} (at least {signed_percent(change.low)})"
+    return f"{value} [{signed_percent(change.low)}, {signed_percent(change.high)}]"
 
 
 def _settling(account: Account) -> str:
@@ -284,13 +285,6 @@ def _asked_in_vain(conclusion: Conclusion) -> list[str]:
         for finding in conclusion.findings
         if finding.state == "not measured" and not finding.gate.is_default
     ]
-
-
-def _signed(share: float) -> str:
-    """Return a share in percent or points with its sign, `−4.9`; nan: `–`."""
-    if math.isnan(share):
-        return "–"
-    return f"{'−' if share < 0 else '+'}{rounded(abs(share) * 100)}"
 
 
 def print_history(lines: Sequence[Mapping[str, Any]], series: Sequence[Series]) -> None:
@@ -373,8 +367,7 @@ def _change(series: Series, change: ChangePoint) -> str:
     """Return a sentence on one lasting change: both medians, and when and with which commit it came."""
     title, scale = unit_of(series.metric)
     commit = series.commits[change.at]
-    sign = "+" if change.change >= 0 else "−"
-    share = "" if math.isnan(change.change) else f" ({sign}{percentage(abs(change.change))})"
+    share = "" if math.isnan(change.change) else f" ({signed_percent(change.change)} %)"
     return (
         f"{title} {rounded(change.before * scale)} → {rounded(change.after * scale)}"
         f"{share} from {series.utc[change.at][:16].replace('T', ' ')} on"

@@ -24,7 +24,7 @@ PLOTS = {
     "sweep": 9,
     "compare": 5,
     "load": 5,
-    "check": 4,
+    "check": 3,
 }
 """Drawn of each kind; the timeline of the sweep is left out, for its requests are not kept."""
 RUNS: dict[str, Callable[[Path], Run]] = {

@@ -18,7 +18,7 @@ from batchtune.measure.measurement import TokenFigures
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import _best
 from batchtune.report.findings import advice_of
-from batchtune.report.html.comparison_page import _variants, comparison_document, typical_run
+from batchtune.report.html.comparison_page import comparison_document, typical_run, variants_of
 from batchtune.report.html.load_page import LoadPoint, against_load, few_of, load_document
 from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
@@ -94,7 +94,7 @@ def test_a_difference_known_to_be_hardly_any_is_called_that_in_headline_and_word
 
 
 def test_nothing_is_called_best_where_no_pair_says_anything(pair):
-    comparison = summarise(pair.ledger(), _variants(pair))
+    comparison = summarise(pair.ledger(), variants_of(pair))
     spoilt = [replace(each, outcome="client-limited") for each in comparison.pairs]
     answer = _best(replace(comparison, pairs=tuple(spoilt), answers=()))
     assert (answer.headline, answer.tone) == ("Not known", "bad")

@@ -69,7 +69,7 @@ def factors(comparison: Comparison) -> Section:
             x=_factor_axis([factor for _, factor in shown]),
             y=drawing.categories("", names, range=[-0.6, len(names) - 0.4], **beside),
             title=title,
-            marks=[(1, "@ink", 1.2)],
+            line_at=1.0,
         )
         panels.append(panel)
     return drawing.section(
@@ -229,7 +229,7 @@ def comparison_document(run: Run) -> Report:
         ArchiveError, ScenarioError: the run cannot be read.
     """
     scenario, trials = run.scenario(), parts_of(run.ledger())
-    variants = _variants(run)
+    variants = variants_of(run)
     comparison = summarise(trials, variants)
     arms = [arm for variant in variants for arm in variant.arms()]
     said = [
@@ -262,8 +262,8 @@ def table_of_blocks(trials: Sequence[Trial], variants: Sequence[Variant], scenar
     )
 
 
-def _variants(run: Run) -> list[Variant]:
-    """Return the scenario's variants, the baseline of the comparison first."""
+def variants_of(run: Run) -> list[Variant]:
+    """Return the variants of a run's scenario, the baseline of a comparison first; empty where it has none."""
     scenarios = read_kept_variants(run.path / "scenario.yaml")
     first = None
     with suppress(OSError, ValueError, LookupError, TypeError):

@@ -313,9 +313,9 @@ def categories(title: str, names: Iterable[object], **more: Any) -> dict[str, An
     return axis(title, type="category", categoryorder="array", categoryarray=[*map(str, names)], **more)
 
 
-def count_axis(title: str, last: int, **more: Any) -> dict[str, Any]:
+def count_axis(title: str, last: int) -> dict[str, Any]:
     """Make an axis of whole numbers from 1 to `last`, with at most twelve ticks."""
-    return axis(title, dtick=max(1, math.ceil(last / 12)), tick0=1, range=[0.5, last + 0.5], **more)
+    return axis(title, dtick=max(1, math.ceil(last / 12)), tick0=1, range=[0.5, last + 0.5])
 
 
 def log_axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
@@ -385,26 +385,22 @@ def limited(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A part of a figure with its own axes; `marks`: (value on the x axis, colour, width) of dashed vertical
-    lines."""
+    """A part of a figure with its own axes; `line_at`: value on the x axis of a dashed line, None: no line."""
 
     traces: Sequence[Trace]
     x: dict[str, Any]
     y: dict[str, Any]
     title: str = ""
-    marks: Sequence[tuple[float, str, float]] = ()
+    line_at: float | None = None
 
 
-def in_panels(panels: Sequence[Panel], *, height_px: int, below: bool = False, **layout: Any) -> Figure:
-    """Make a figure of panels side by side, or one `below` the other.
+def in_panels(panels: Sequence[Panel], *, height_px: int, **layout: Any) -> Figure:
+    """Make a figure of panels side by side.
 
     `height_px`: of the whole figure. `layout`: further keys of its layout.
     """
-    count = len(panels)
-    grid: dict[str, float] = (
-        {"rows": count, "columns": 1, "ygap": 0.35} if below else {"rows": 1, "columns": count}
-    )
-    layout = {"grid": {**grid, "pattern": "independent"}, "annotations": [], "shapes": [], **layout}
+    grid = {"rows": 1, "columns": len(panels), "pattern": "independent"}
+    layout = {"grid": grid, "annotations": [], "shapes": [], **layout}
     data: list[Trace] = []
     for at, panel in enumerate(panels):
         suffix = str(at + 1) if at else ""
@@ -412,9 +408,8 @@ def in_panels(panels: Sequence[Panel], *, height_px: int, below: bool = False, *
         data += [drawn | place for drawn in panel.traces]
         layout |= {f"xaxis{suffix}": panel.x, f"yaxis{suffix}": panel.y}
         layout["annotations"] += [panel_title(panel.title, suffix)] if panel.title else []
-        layout["shapes"] += [
-            _dashed("x", value, suffix, colour, width) for value, colour, width in panel.marks
-        ]
+        if panel.line_at is not None:
+            layout["shapes"].append(_dashed("x", panel.line_at, suffix, "@ink", 1.2))
     return Figure(data=data, layout=layout, height_px=height_px)
 
 

@@ -132,7 +132,7 @@ def load(
     results: RootOption = Path("results"),
     no_save: Annotated[bool, flag("Save nothing under --results.", "--no-save")] = False,
     json: JsonOption = False,
-    csv: Annotated[bool, flag("Print the table as CSV on stdout.", "--csv")] = False,
+    csv: Annotated[bool, flag("Print the points as CSV, as `trials --csv` does.", "--csv")] = False,
     quiet: QuietOption = False,
 ) -> int:
     """Load-test a scenario, a model, or a running server.

@@ -1,10 +1,8 @@
-"""Renders load points, a row each, with their limits and caveats: as a table, as JSON, as CSV."""
+"""Renders load points, a row each, with their limits and caveats: as a table, as JSON."""
 
 from __future__ import annotations
 
-import csv
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
@@ -12,7 +10,6 @@ from batchtune.archive.table import figures_of_run
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import Touches
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import QUANTILES
 from batchtune.plain_values import to_plain
 from batchtune.report import tables
 from batchtune.report.comparison import bucket_text
@@ -87,29 +84,6 @@ def _touched(measured: Measurement, heading: str) -> tuple[Touches, ...]:
     return ("latency", "bound") if figure is not None and math.isinf(figure.high) else ("latency",)
 
 
-_CSV_COLUMNS: Final = {
-    "throughput_rps": "throughput_rps",
-    "throughput_low": "throughput_rps_low",
-    "throughput_high": "throughput_rps_high",
-    "rows_per_s": "throughput_rows_per_s",
-    **{
-        f"{quantile}{end}_ms": f"{quantile}_ms{end}"
-        for quantile in (
-            *QUANTILES,
-            *(f"{of}_{name}" for of in ("ttft", "itl") for name in ("p50", "p95", "p99")),
-        )
-        for end in ("", "_low", "_high")
-    },
-    **{
-        name: name
-        for name in ("goodput_ratio", "output_tokens_per_s", "prompt_tokens_mean", "output_tokens_mean")
-    },
-    **{name: name for name in ("error_ratio", "mean_batch_rows", "queue_ms", "compute_ms")},
-    **{name: name for name in ("send_lag_p99_ms", "verdict", "decision")},
-}
-"""Column of --csv -> column of the table of trials; those of streams are left out without streams."""
-
-
 def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) -> dict[str, Any]:
     """Return load points for --json: `{"points": […], "best": {number, why}}`; `best` is null where no point
     counts. Of several models `{"models": {NAME: {"together": trial, "alone": trial or null}}, "server": …}`.
@@ -162,7 +136,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
         *(() if models else _best_lines(measured, named)),
         *_limit_lines(telling, named, points=len(measured)),
         *_server_lines(measured, named),
-        *_spoilt_lines(measured, named),
+        *spoilt_lines(measured),
         *_parameter_lines(measured),
         *_cost_lines(measured),
         *_shared_server_lines(points[0].server if points else None),
@@ -174,19 +148,6 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
         if point.failure is not None
     )
     tables.print_text(*failures, whole=True)
-
-
-def print_points_csv(points: Sequence[Trial], *, scenario: Scenario | None = None) -> None:
-    """Print the points as CSV: requests and rows per second, milliseconds, ratios. `scenario` gives CPUs and flags of
-    the server, which the bottleneck depends on."""
-    head, tail = ("concurrency", "offered_rps"), ("limited_by", "spoilt_by", "caveats", "failure")
-    rows = [_csv_row(point, scenario) for point in points]
-    given = {name for row in rows for name in row}
-    of_streams = ("ttft_", "itl_", "goodput_ratio", "prompt_tokens_", "output_tokens_")
-    measured = [name for name in _CSV_COLUMNS if name in given or not name.startswith(of_streams)]
-    writer = csv.DictWriter(sys.stdout, fieldnames=[*head, *measured, *tail])
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def plain_rows(points: Sequence[Trial], *, scenario: Scenario | None = None) -> list[list[str]]:
@@ -313,31 +274,16 @@ def _server_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
             yield f"{capitalised(text)}{where}."
 
 
-def _spoilt_lines(measured: Mapping[str, Trial], named: str) -> Iterator[str]:
-    """Yield a line for each cause, client or host, with the loads that it spoilt."""
+def spoilt_lines(measured: Mapping[str, Trial]) -> Iterator[str]:
+    """Yield a line for each cause, client or host, with the loads that it spoilt; `measured`: as `points_by_load`
+    returns it."""
     by_cause: dict[str, list[str]] = {}
     for load, point in measured.items():
         cause = spoilt_by(point)
         if cause is not None:
             by_cause.setdefault(cause, []).append(load)
     for spoiler, loads in by_cause.items():
-        yield f"{labels('spoilt')[spoiler]} ({named} {', '.join(loads)})."
-
-
-def _csv_row(point: Trial, scenario: Scenario | None) -> dict[str, object]:
-    measured = point.measurement
-    if measured is None:
-        return {"concurrency": point.concurrency, "offered_rps": point.rate_rps, "failure": point.failure}
-    bottleneck, figures = trial_bottleneck(point, scenario), figures_of_run(measured)
-    return {
-        "concurrency": measured.concurrency,
-        "offered_rps": measured.offered_rps,
-        **{name: figures[column] for name, column in _CSV_COLUMNS.items() if column in figures},
-        "limited_by": None if bottleneck is None else bottleneck.kind,
-        "spoilt_by": spoilt_by(point),
-        "caveats": figures["caveats"],
-        "failure": point.failure,
-    }
+        yield f"{labels('spoilt')[spoiler]} ({_named(measured)} {', '.join(loads)})."
 
 
 def _point_dict(point: Trial, scenario: Scenario | None) -> dict[str, Any]:

@@ -322,7 +322,7 @@ def test_a_running_server_is_loaded_and_left_running(scenario: Path, protocol: s
         done = answered(*arguments, *options, cwd=scenario.parent)
         assert done.returncode in (0, 5, 6), done.stderr  # 5, 6: too few requests, or a noisy host
         rows = list(csv.DictReader(done.stdout.splitlines()))
-        assert [float(row["offered_rps"]) for row in rows] == [50.0, 100.0]
+        assert [float(row["rate_rps"]) for row in rows] == [50.0, 100.0]
         assert all(float(row["p95_ms"]) > 2.0 for row in rows)
         assert server.predict({"instances": [[0.0] * 8]}) == {"predictions": [[0.0, 1.0]]}
 

@@ -22,10 +22,12 @@ import pytest
 
 from batchtune.archive.listing import kind_by_trials
 from batchtune.archive.run import Run
+from batchtune.archive.table import trial_table
 from batchtune.cli.commands.report import write_report
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
 from batchtune.report.live_view import trial_line
-from batchtune.report.load_points import points_dict, print_points, print_points_csv
+from batchtune.report.load_points import points_dict, print_points
+from batchtune.report.run_tables import print_trials
 from batchtune.scenario.reader import parse_scenario, read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
@@ -120,9 +122,9 @@ def test_a_load_test_reads_as_before(name: str, tmp_path: Path) -> None:
     with redirect_stdout(table):
         print_points(points, scenario=scenario)
     with redirect_stdout(rows):
-        print_points_csv(points, scenario=scenario)
+        print_trials(trial_table(points), sort=None, output="csv")
     document = json.dumps(points_dict(points, scenario=scenario), indent=1, sort_keys=True)
-    parts = [table.getvalue(), rows.getvalue().replace("\r", ""), document, page_text(run)]
+    parts = [table.getvalue(), rows.getvalue(), document, page_text(run)]
     assert_golden(f"load_{name}", "\n".join(parts), run)
 
 

@@ -1,9 +1,7 @@
-"""Load points as a table, as JSON, as CSV: what limits each, which figures a caveat touches, which are void."""
+"""Load points as a table, as JSON: what limits each, which figures a caveat touches, which are void."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -20,12 +18,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded
 from batchtune.report.findings import Marks, advice_of, text_of
 from batchtune.report.live_view import trial_line
-from batchtune.report.load_points import (
-    points_dict,
-    print_points,
-    print_points_csv,
-    spoilt_message,
-)
+from batchtune.report.load_points import points_dict, print_points, spoilt_message
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
@@ -259,17 +252,6 @@ def test_json_has_the_bottleneck_and_the_spoiler_of_every_point():
     assert third["bottleneck"] is None
 
 
-def test_csv_has_one_cell_for_each_heading_also_where_a_point_failed():
-    stream = io.StringIO()
-    with redirect_stdout(stream):
-        print_points_csv([point(8, EMULATED, server=SERVER), point(16, failure="no")])
-    heading, good, failed = csv.reader(stream.getvalue().splitlines())
-    assert len(heading) == len(good) == len(failed)
-    told = dict(zip(heading, good, strict=True))
-    assert (told["limited_by"], told["verdict"], told["caveats"]) == ("device", "PASS", "emulated_device")
-    assert dict(zip(heading, failed, strict=True))["failure"] == "no"
-
-
 def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
     assert trial_line(point(8, server=SERVER)).endswith("mean batch 13.6 rows, limited by device")
     assert trial_line(point(8, server=SERVER), head="8 clients").startswith("8 clients: ")
@@ -343,13 +325,6 @@ def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(cap
     assert "goodput /s" in capsys.readouterr().out
     print_points([trial], scenario=unlimited)
     assert "goodput" not in capsys.readouterr().out
-    print_points_csv([limited], scenario=STREAMED)
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert (row["goodput_ratio"], row["output_tokens_per_s"], row["prompt_tokens_mean"]) == (
-        "0.75",
-        "6000.0",
-        "250.0",
-    )
     scenario = STREAMED.model_copy(update={"slo": STREAMED.slo.model_copy(update={"goodput": 0.9})})
     judged = replace(limited.measurement, verdict="FAIL", verdict_reason=Coded("text", {"text": "too slow"}))
     assert _exit_code([replace(limited, measurement=judged)], scenario) == 3
@@ -365,15 +340,6 @@ def test_a_caveat_of_columns_that_a_table_of_streams_lacks_is_marked_at_the_load
     (row,) = (line for line in text.splitlines() if line.startswith("100"))
     assert row.startswith("100 (a, b)")
     assert "refer to the warnings below" in " ".join(text.split())
-
-
-def test_csv_has_first_tokens_and_gaps_of_streams(capsys):
-    (trial, *_) = streamed_ledger()
-    print_points_csv([trial])
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert (row["ttft_p95_ms"], row["itl_p99_high_ms"]) == ("40.0", "8.0")
-    print_points_csv([point(8)])
-    assert "ttft" not in capsys.readouterr().out
 
 
 def test_only_a_load_test_of_its_own_points_to_a_sweep_for_batching():

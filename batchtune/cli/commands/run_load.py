@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from batchtune.archive.table import trial_table
 from batchtune.batching.parameters import Configuration
 from batchtune.check.load_limits import LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
@@ -36,12 +37,8 @@ from batchtune.report.check_text import limit_text
 from batchtune.report.comparison import speed_text
 from batchtune.report.findings import print_json, text_of
 from batchtune.report.live_view import live_line, load_text, plan_load, trial_line
-from batchtune.report.load_points import (
-    points_dict,
-    print_points,
-    print_points_csv,
-    spoilt_message,
-)
+from batchtune.report.load_points import points_dict, print_points, spoilt_message
+from batchtune.report.run_tables import print_trials
 from batchtune.scenario.reader import lists_models
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
@@ -82,7 +79,7 @@ def run_load(
     """
     limits = parse_limits(gates)
     if lists_models(wanted.scenario):
-        _refuse_of_one(wanted, output=output, gates=gates)
+        _refuse_of_one(wanted, gates)
     question = question_of(wanted)
     several = bool(question.scenario.target.models)
     with session(question.scenario, "load", results=results, quiet=quiet) as current:
@@ -117,12 +114,12 @@ def _print(
             document = {"run": run, **points_dict(points, scenario=scenario), "gates": gates}
             print_json(document)
         case "csv":
-            print_points_csv(points, scenario=scenario)
+            print_trials(trial_table(points), sort=None, output="csv")
         case "table":
             print_points(points, scenario=scenario)
 
 
-def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) -> None:
+def _refuse_of_one(wanted: LoadRequest, gates: Sequence[str]) -> None:
     """Raise UsageError where an option is given that makes sense for one model only."""
     launched = "several models are served by a server that is launched"
     for option, is_given, hint in (
@@ -131,7 +128,6 @@ def _refuse_of_one(wanted: LoadRequest, *, output: str, gates: Sequence[str]) ->
         ("--rest-url", wanted.rest_url is not None, launched),
         ("--grpc-url", wanted.grpc_url is not None, launched),
         ("--gate", bool(gates), "write slo: at each of target.models"),
-        ("--csv", output == "csv", "take --json"),
     ):
         if is_given:
             raise UsageError(f"{option}: not of several models at once", hint=hint)

@@ -15,7 +15,7 @@ from batchtune.report.html.shell import document, drawing
 from batchtune.report.html.shell.document import Report
 from batchtune.report.html.shell.drawing import Panel, PlottedRun, Section, Table, Trace
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split, timeline
-from batchtune.report.load_points import plain_rows, points_by_load, spoilt_message
+from batchtune.report.load_points import plain_rows, points_by_load, spoilt_lines, spoilt_message
 from batchtune.report.tables import interval, latency, milliseconds, without_empty_columns
 from batchtune.report.words import Fact
 from batchtune.scenario.spec.check import limit_words, value_words
@@ -232,13 +232,12 @@ def _name_of(trial: Trial, load: str | None = None) -> str:
 
 
 def _subtitle(scenario: Scenario, trials: Sequence[Trial]) -> str:
-    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
     configuration = trials[0].configuration if trials else None
     parts = [
         "Load test",
         words.models_text(scenario),
         labels("protocols")[scenario.request.protocol],
-        f"{counted(rows, 'row')} a request",
+        f"{counted(scenario.request.rows_most, 'row')} a request",
         counted(len(trials), "point"),
         document.slo_text(scenario),
     ]
@@ -295,12 +294,8 @@ def _table(trials: Sequence[Trial], points: Sequence[LoadPoint], scenario: Scena
 
 def _notes(trials: Sequence[Trial]) -> list[str]:
     """Return sentences on what spoilt which points, and on why points failed."""
-    notes = []
-    for spoiler, text in labels("spoilt").items():
-        whose = [_name_of(trial) for trial in trials if spoilt_by(trial) == spoiler]
-        if whose:
-            notes.append(f"{text} ({', '.join(whose)}).")
-    return notes + [f"{_name_of(trial)} failed: {trial.failure}" for trial in trials if trial.failure]
+    failures = [f"{_name_of(trial)} failed: {trial.failure}" for trial in trials if trial.failure]
+    return [*spoilt_lines(points_by_load(trials)), *failures]
 
 
 def _answers(
@@ -327,24 +322,11 @@ def _answers(
 
 
 def _void(question: str, points: Sequence[LoadPoint], trials: Sequence[Trial]) -> tuple[Fact, ...]:
-    """Return the answers of a page where no point counts: why, what was measured all the same, what to do."""
+    """Return the answers of a page where no point counts: why, and what to do."""
     why = spoilt_message(trials) or "no point was measured"
-    failures = tuple(f"{_name_of(trial)}: {trial.failure}" for trial in trials if trial.failure)
-    rates = [point.measured.throughput_rps.value for point in points]
     advice = dict.fromkeys(advice_of(caveat) for point in points for caveat in point.measured.caveats)
-    measured_text = (
-        f"{rounded(min(rates))} to {rounded(max(rates))} requests/s"
-        if rates
-        else counted(len(failures), "failure")
-    )
     return (
         Fact(question=question, headline="No point counts", lines=(words.sentence(why),), tone="bad"),
-        Fact(
-            question="What was measured anyway?",
-            headline=measured_text,
-            lines=failures or ("These are not the server's figures.",),
-        ),
-        Fact(question="Is the SLO met?", headline="No verdict", tone="open"),
         Fact(
             question="What now?",
             headline="Measure again",

@@ -167,6 +167,7 @@ def format_scenario(scenario: Scenario) -> str:
     )
 
 
+@cache
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a scenario file, for editors."""
     schema = Scenario.model_json_schema(by_alias=True)
@@ -369,14 +370,9 @@ def _path_in(data: Any, location: Iterable[str | int]) -> yaml_document.Path:
     return tuple(path)
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return json_schema()
-
-
 def _schemas_at(path: yaml_document.Path) -> list[dict[str, Any]]:
     """Return the schemas that the value at this path may follow."""
-    schemas = _alternatives(_schema())
+    schemas = _alternatives(json_schema())
     for part in path:
         below: list[dict[str, Any]] = []
         for schema in schemas:
@@ -395,7 +391,7 @@ def _alternatives(schema: Any) -> list[dict[str, Any]]:
         return []
     schemas = [schema]
     if "$ref" in schema:
-        schemas += _alternatives(_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
+        schemas += _alternatives(json_schema()["$defs"][schema["$ref"].rpartition("/")[2]])
     for word in ("anyOf", "oneOf", "allOf"):
         for alternative in schema.get(word, []):
             schemas += _alternatives(alternative)

@@ -120,9 +120,8 @@ def run_blocks(
         variants = current.variants = placed_variants(variants, view)
         check_targets(variants, view)
         view.event(f"{counted(blocks, 'block')} of {counted(len(variants), 'variant')}")
-        run = current.begin(scenario)
-        folder = results if run is None else run.path
-        benches = Benches(view, current.stack, blocks=blocks, folder=folder)
+        run = current.require_run(scenario)
+        benches = Benches(view, current.stack, blocks=blocks, folder=run.path)
         variants = current.variants = benches.reached(variants)
         paces = probed_paces(variants, bench_of=benches.bench)
         for variant in variants:

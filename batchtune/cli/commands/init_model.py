@@ -379,16 +379,11 @@ def _require_launched(path: Path) -> None:
     """
     target = section_of(unchecked_scenario(path), "target")
     kind = target.get("kind", "tfserving")
-    if kind == "command":
+    unsaid = "models" if target.get("models") else "kind: command" if kind == "command" else None
+    if unsaid is not None:
         raise UsageError(
-            f"{path}: target.kind: command: the job launches the model of the change next to that of its target "
-            "branch, and no command says which model",
-            hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
-        )
-    if target.get("models"):
-        raise UsageError(
-            f"{path}: target.models: the job launches the model of the change next to that of its target branch, and "
-            "several do not say which is meant",
+            f"{path}: target.{unsaid}: the job launches the model of the change next to that of its target branch, and "
+            "nothing here says which model that is",
             hint=f"write two variants into {path}, and have the job call `batchtune check {shlex.quote(str(path))}`",
         )
     if kind == "external" or (kind == "triton" and target.get("rest_url") is not None):

@@ -421,11 +421,10 @@ def _sections(account: SweepResults) -> list[Section]:
 
 def _subtitle(account: SweepResults) -> str:
     scenario, chosen = account.scenario, account.chosen
-    rows = max(kind.rows or 1 for kind in scenario.request.kinds())
     parts = [
         words.models_text(scenario),
         labels("protocols")[scenario.request.protocol],
-        *([] if scenario.target.models else [f"{counted(rows, 'row')} a request"]),
+        *([] if scenario.target.models else [f"{counted(scenario.request.rows_most, 'row')} a request"]),
         document.traffic_text(scenario),
         document.slo_text(scenario),
         f"objective {scenario.objective}",

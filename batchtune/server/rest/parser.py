@@ -227,10 +227,10 @@ class RequestParser:
         except httptools.HttpParserUpgrade as upgrade:
             return self._without_upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError as error:
-            self._refuse(400, f"Malformed HTTP request: {error}")
+            self.refuse(400, f"Malformed HTTP request: {error}")
         self._quiet_bytes = 0 if self._events != events else self._quiet_bytes + len(data)
         if self.arriving and self._quiet_bytes > self._limits.head_bytes_max:
-            self._refuse(400, f"a line of the request exceeds {self._limits.head_bytes_max} bytes")
+            self.refuse(400, f"a line of the request exceeds {self._limits.head_bytes_max} bytes")
         return b""
 
     def refuse(self, status: int, text: str) -> None:
@@ -238,7 +238,12 @@ class RequestParser:
 
         Only the first refusal of a connection counts.
         """
-        self._refuse(status, text)
+        if not self.ended:
+            head = Head("", b"", {}, keep_alive=False, is_http_1_0=False)
+            self.ready.append(HttpRequest(head, (status, text)))
+        self._request = None
+        self.ended = True
+        self.arriving = self.owes_continue = False
 
     def close(self) -> None:
         """Discard what has arrived, and every reference that would keep the connection in memory."""
@@ -275,7 +280,7 @@ class RequestParser:
             return
         version = parser.get_http_version()
         if version not in {"1.0", "1.1"}:
-            self._refuse(505, f"HTTP/{version} is not spoken here; send HTTP/1.1")
+            self.refuse(505, f"HTTP/{version} is not spoken here; send HTTP/1.1")
             raise _RefusedError
         self._check_fields(is_http_1_0=version == "1.0")
         head = Head(
@@ -317,9 +322,9 @@ class RequestParser:
         host = self._fields.get(b"host")
         *codings, last = self._fields.get(b"transfer-encoding", b"").lower().split(b",")
         if (host is None and not is_http_1_0) or (host and re.search(rb"[\s,/@?#]", host)):
-            self._refuse(400, "Malformed HTTP request: it needs one Host field")
+            self.refuse(400, "Malformed HTTP request: it needs one Host field")
         elif codings and last.strip() == b"chunked":
-            self._refuse(501, "a transfer-encoding other than chunked is not understood")
+            self.refuse(501, "a transfer-encoding other than chunked is not understood")
         if self.ended:
             raise _RefusedError
 
@@ -328,30 +333,21 @@ class RequestParser:
         self.arrived_bytes += size
         limits = self._limits
         if self._head_bytes > limits.head_bytes_max:
-            self._refuse(400, f"the head of the request exceeds {limits.head_bytes_max} bytes")
+            self.refuse(400, f"the head of the request exceeds {limits.head_bytes_max} bytes")
         if self._field_count > limits.fields_max:
-            self._refuse(400, f"the request has more than {limits.fields_max} header fields")
+            self.refuse(400, f"the request has more than {limits.fields_max} header fields")
         if self.ended:
             raise _RefusedError
 
     def _refuse_body(self) -> None:
-        self._refuse(413, f"the request body exceeds {self._body_bytes_max} bytes")
+        self.refuse(413, f"the request body exceeds {self._body_bytes_max} bytes")
         raise _RefusedError
-
-    def _refuse(self, status: int, text: str) -> None:
-        """Append a refused request to `ready`, unless there was one before, and end parsing."""
-        if not self.ended:
-            head = Head("", b"", {}, keep_alive=False, is_http_1_0=False)
-            self.ready.append(HttpRequest(head, (status, text)))
-        self._request = None
-        self.ended = True
-        self.arriving = self.owes_continue = False
 
     def _without_upgrade(self) -> bytes:
         """Return the head of a request for another protocol without that wish, which a server may ignore."""
         head, self._upgrading = self._upgrading, None
         if head is None or head.method == "CONNECT":
-            self._refuse(400, "Malformed request: CONNECT")
+            self.refuse(400, "Malformed request: CONNECT")
             return b""
         return head.without_upgrade()
 

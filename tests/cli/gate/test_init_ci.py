@@ -180,8 +180,8 @@ def test_a_model_that_the_job_is_to_build_is_told(here, capsys):
     [
         ("{kind: external, rest_url: 'http://h:1'}", "this server runs already"),
         ("{kind: triton, rest_url: 'http://h:1', model: m}", "this server runs already"),
-        ("{kind: command, apply: [true]}", "no command says which model"),
-        ("{models: [{name: a, model: './my model'}]}", "several do not say which is meant"),
+        ("{kind: command, apply: [true]}", "target.kind: command: the job launches"),
+        ("{models: [{name: a, model: './my model'}]}", "target.models: the job launches"),
     ],
 )
 def test_a_server_that_the_job_could_not_launch_twice_is_refused_beforehand(here, target, reason):

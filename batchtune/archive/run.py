@@ -228,20 +228,19 @@ class Run:
             return
         path = self.path / "lock"
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
-        try:
+            self._lock = lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            pid = os.read(lock, 20).decode(errors="replace").strip()
-            os.close(lock)
+            os.truncate(lock, 0)
+            os.write(lock, f"{os.getpid()}\n".encode())
+        except BlockingIOError as error:
+            pid = path.read_text(errors="replace").strip()
+            self.release()
             raise ArchiveError(
                 f"{self.path} is in use by pid {pid or 'unknown'}", hint="wait for it, or start a new run"
             ) from error
-        os.truncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        self._lock = lock
+        except OSError as error:
+            self.release()
+            raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
 
     def release(self) -> None:
         """Unlock the run; does nothing where it is not locked."""
@@ -383,11 +382,12 @@ class Run:
         `recommendation.to_dict()`, with their codes.
 
         Raises:
-            ArchiveError: a file cannot be written or deleted.
+            ArchiveError: a file cannot be written or deleted; or, before any is, the run's model_config.json is
+                corrupt.
         """
+        files = self.server_files(recommendation)
         text = json.dumps(document or recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / RECOMMENDATION, text.encode())
-        files = self.server_files(recommendation)
         self._remove(path for path in self._files_for_servers() if path not in files)
         write_server_files(files)
 

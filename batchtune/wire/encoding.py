@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
@@ -29,6 +30,15 @@ class Memo(dict[_Key, _Value]):
             self.clear()
         self[key] = value
         return value
+
+
+@contextmanager
+def bounded_depth() -> Iterator[None]:
+    """Raise ValueError in place of a RecursionError; decorates what reads a stranger's JSON."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply: {error}") from error
 
 
 def varint(value: int) -> bytes:

@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from batchtune.wire.encoding import add_messages
+from batchtune.wire.encoding import add_messages, bounded_depth
 from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -69,6 +69,7 @@ def json_length(body: bytes) -> int:
     return end
 
 
+@bounded_depth()
 def decode_infer_json(body: bytes) -> dict[str, NDArray[Any]]:
     """Read the answer of a REST infer call, with or without binary data: output name -> array.
 

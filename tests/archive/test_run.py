@@ -234,6 +234,16 @@ def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
     assert not list(run.path.glob(".*.tmp"))
 
 
+def test_a_corrupt_model_config_leaves_the_earlier_recommendation_as_it_was(tmp_path, finished):
+    run = new_run(tmp_path)
+    recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
+    run.write_recommendation(recommendation)
+    (run.path / "model_config.json").write_text("{")
+    with pytest.raises(ArchiveError, match=r"model_config\.json: not JSON"):
+        run.write_recommendation(recommendation, {"another": "document"})
+    assert run.recommendation().to_dict() == recommendation.to_dict()
+
+
 def test_a_recommendation_with_worded_findings_reads_as_it_did(tmp_path, finished):
     """As the file of a command, and of every older run, has them."""
     run = new_run(tmp_path)
@@ -341,6 +351,18 @@ def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
         other.kill()
     run.hold()
     run.hold()
+
+
+def test_a_run_that_cannot_be_locked_on_a_full_disk_is_left_unlocked(tmp_path, monkeypatch):
+    def refuse(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = Run(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr("batchtune.archive.run.os.write", refuse)
+        with pytest.raises(ArchiveError, match=r"cannot write .*lock: No space left on device"):
+            run.hold()
+    Run(tmp_path).hold()
 
 
 def test_a_folder_that_is_mounted_read_only_is_told_in_a_line(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from batchtune.report.html.contender_figures import (
     sweep_results_of,
 )
 from batchtune.report.html.shell.document import render
-from batchtune.report.html.shell.drawing import Section
+from batchtune.report.html.shell.drawing import Section, finite
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.html.sweep_page import heat_map, service_time, slices, sweep_document
 from batchtune.scenario.reader import format_scenario, read_scenario
@@ -232,3 +233,9 @@ def test_many_sizes_are_summed_up_between_powers_of_two(tmp_path):
     (trace,) = figure.data
     assert trace["x"] == ["1", "2", "3–4", "5–8", "9–16", "17–32", "33–64"]
     assert trace["y"] == pytest.approx([2.5, 2.5, 5.0, 10.0, 20.0, 40.0, 20.0])
+
+
+def test_a_figure_too_large_for_json_is_left_out() -> None:
+    assert finite(1.7e308, 1e3) is None
+    assert finite(math.inf) is None
+    assert finite(1234.56789, 1e3) == 1_234_570.0

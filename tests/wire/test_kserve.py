@@ -375,3 +375,9 @@ def test_the_codec_comes_without_tensorflow() -> None:
     code = "import sys, batchtune.wire.kserve_infer; print([m for m in sys.modules if m.startswith(('tensorflow', 'triton'))])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_an_answer_of_any_depth_is_a_value_error() -> None:
+    for depth in range(500, 1_200):
+        with pytest.raises(ValueError, match=r"^\[\[|nested too deeply|no JSON"):
+            decode_infer_json(b'{"error": ' + b"[" * depth + b"]" * depth + b"}")

@@ -269,7 +269,10 @@ def test_answers_are_read_in_every_format() -> None:
         b'{"predictions": [null]}',
         b'{"outputs": {"b64": "?"}}',
         b'{"outputs": ["a", ' + b"[" * 400 + b'"b"' + b"]" * 400 + b"]}",
+        b'{"predictions": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"error": ' + b"[" * 1_020 + b"]" * 1_020 + b"}",
     ],
+    ids=lambda body: body[:40].decode(),
 )
 def test_an_answer_that_is_none_is_a_value_error(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):

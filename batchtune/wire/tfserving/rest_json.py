@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.wire.encoding import VARINT, read_fields, read_varint, read_varints
+from batchtune.wire.encoding import VARINT, bounded_depth, read_fields, read_varint, read_varints
 from batchtune.wire.signature import MAX_RANK, as_bytes
 
 # The parameters with which a SavedModel batches inside its own graph.
@@ -149,11 +149,12 @@ def encode_predict_json(
     return json.dumps(body, default=lambda array: array.tolist()).encode()
 
 
+@bounded_depth()
 def decode_predict_json(body: bytes) -> dict[str, NDArray[Any]] | NDArray[Any]:
     """Read a REST predict answer: one array when the output is unnamed, else output name -> array.
 
-    Bare NaN and Infinity are accepted, as TensorFlow Serving writes them. Raises ValueError for any other text; a
-    server's `{"error": …}` becomes the text of the ValueError.
+    Bare NaN and Infinity are accepted, as TensorFlow Serving writes them. Raises ValueError for any other text, also
+    for one nested too deeply to be read; a server's `{"error": …}` becomes the text of the ValueError.
     """
     try:
         document = orjson.loads(body)

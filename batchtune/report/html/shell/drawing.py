@@ -208,10 +208,10 @@ def label(configuration: Configuration) -> str:
 
 
 def finite(value: float | None, scale: float = 1.0) -> float | None:
-    """Return value × scale rounded to six digits, for JSON; None for None, nan and infinity."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value * scale:.6g}")
+    """Return value × scale rounded to six significant digits, for JSON; None where `value` is None or the product is
+    nan or infinite."""
+    scaled = math.nan if value is None else value * scale
+    return float(f"{scaled:.6g}") if math.isfinite(scaled) else None
 
 
 def numbers(values: Iterable[float | None], scale: float = 1.0) -> list[float | None]:

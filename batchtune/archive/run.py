@@ -142,10 +142,13 @@ def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
     """Return (trials, notes) of a ledger: every finished trial, in order, and a sentence about each line left
     out.
 
-    A last line without its newline was being written when the run was killed: it is left out, with a note.
+    A last line without its newline was being written when the run was killed: it is left out, with the note
+    `FILE:LINE: the last line is incomplete and was left out`. Older versions wrote a line for each model of a
+    load: where a load lacks some of them, its other lines are left out without a note.
 
     Raises:
-        ArchiveError: a line is no trial; the message starts with `file:line`.
+        ArchiveError: a line is no trial, and the message starts with `file:line`; or the file is missing or
+            cannot be read.
     """
     whole, newline, torn = read_bytes(path).rpartition(b"\n")
     notes: tuple[str, ...] = ()
@@ -556,13 +559,14 @@ def _folder(name: str) -> str:
 
 
 def write_original(folder: Path, original: OriginalModel) -> OriginalModel:
-    """Save what a server had before the run in `folder`, the run's; on disk when this returns.
+    """Save what a server had before the run as model_config.json in `folder`, the run's; on disk when this returns.
 
-    Returns `original` with `run`, the run that changed the server first: this one where it names none. With
-    `restored`, the file of that first run is written too.
+    Returns `original` with its `run` set, the folder of the run that changed the server first: `folder` where
+    it is "". Where `original.restored` is set and that first run still has a model_config.json, it is replaced
+    by the same content.
 
     Raises:
-        ArchiveError: it cannot be written.
+        ArchiveError: a file cannot be written.
     """
     original = replace(original, run=original.run or str(folder.resolve()))
     document = json.dumps(to_plain(original), allow_nan=False, indent=2) + "\n"
@@ -581,10 +585,8 @@ def read_original(run: Run) -> OriginalModel | None:
     """
     path = run.path / MODEL_CONFIG
     try:
-        return from_plain(OriginalModel, json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
+        return from_plain(OriginalModel, json_object(path)) if path.exists() else None
+    except (ValueError, TypeError) as error:
         raise ArchiveError(f"{path}: not the configuration of a model: {error}") from error
 
 

@@ -57,10 +57,11 @@ def versions_of(model: str) -> list[Path]:
 
 
 def beside(file: Path, *names: str) -> Path:
-    """Return the path of a further file that a server of several models needs, in the folder of `file`.
+    """Return the path of a further file that a server of several models needs: `names`, its path in parts, below the
+    folder of `file`, such as "models", "a", "batching_params.pbtxt".
 
-    In a run, where `file` is batching_parameters.txt, it is named by `names`; elsewhere `file`'s stem comes
-    before it: `out.txt` and `models.config` become `out.models.config`.
+    Where `file` is not called batching_parameters.txt, as files of a run are, its stem comes before the first name:
+    `out.txt` and "models.config" become `out.models.config`.
     """
     head = "" if file.name == BATCHING_PARAMETERS else f"{file.stem}."
     return file.parent.joinpath(f"{head}{names[0]}", *names[1:])

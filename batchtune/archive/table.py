@@ -79,10 +79,12 @@ HIGHER_IS_BETTER: Final = frozenset(
 
 
 def trial_table(trials: Sequence[Trial]) -> Table:
-    """Make a table of the trials, in their order, with TRIAL_COLUMNS: a row for each trial.
+    """Make a table of the trials, in their order, a row for each trial: TRIAL_COLUMNS, then a column `--NAME` for each
+    server flag that one of them sets.
 
-    With several models a row for each model of each trial, and COMPANY_COLUMNS too; of streams first tokens
-    (`ttft_p50_ms` …), gaps (`itl_p50_ms` …) and counts of tokens come before `p50_ms`.
+    With several models a row for each model of each trial, and COMPANY_COLUMNS before `configuration`. Of streams first
+    tokens (`ttft_p50_ms` …), gaps (`itl_p50_ms` …), counts of tokens and, with a goodput limit, `goodput_ratio` come
+    before `p50_ms`.
     """
     rows = [_trial_row(part, trial) for trial in trials for part in trial.parts.values() or (trial,)]
     flags = dict.fromkeys(name for row in rows for name in row if name.startswith("--"))

@@ -69,8 +69,8 @@ _Dumper.add_representer(_Literal, _literally)
 
 
 def format_k8s(configuration: Configuration, file: ParametersFile, *, model: str) -> str:
-    """Write a ConfigMap with the parameters, and the part of a Deployment that mounts it; both are named after the
-    model."""
+    """Write manifests as YAML: a ConfigMap with the parameters, and the part of a Deployment that mounts it, both named
+    after the model (`kubernetes_name`). No ConfigMap for TensorFlow Serving without batching, which takes no file."""
     name = kubernetes_name(model)
     container = {"name": name, **_container(configuration, file, f"/models/{model}")}
     pod = {"containers": [container], **_volumes(configuration, name)}
@@ -81,7 +81,9 @@ def format_k8s(configuration: Configuration, file: ParametersFile, *, model: str
 
 
 def format_kserve(configuration: Configuration, file: ParametersFile, *, model: str) -> str:
-    """Write a ConfigMap with the parameters, and the part of an InferenceService that mounts it."""
+    """Write manifests as YAML: a ConfigMap with the parameters, and the part of an InferenceService that mounts it;
+    both are named after the model (`kubernetes_name`). No ConfigMap for TensorFlow Serving without batching, which
+    takes no file."""
     name = kubernetes_name(model)
     served = _container(configuration, file, f"/mnt/models/{model}")
     predictor = {"model": served, **_volumes(configuration, name)}

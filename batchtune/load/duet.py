@@ -100,10 +100,12 @@ def run_duet(
 
 
 def pair_costs(samples: Samples, readings: Sequence[Reading], plan: DuetPlan) -> list[tuple[float, float]]:
-    """Return (first server's, second server's) CPU seconds per request for each pair of turns.
+    """Return (first server's, second server's) CPU seconds per request for each pair of turns, in their order; a turn
+    is a slice of time in which one of the servers gets the whole load (`DuetPlan`).
 
-    A pair is left out where a turn of it had no request, a request was still under way when the clocks were read, or
-    the clocks were read after the next turn had begun.
+    A pair is left out where a turn of it had no request, a request was still under way when the clocks were read, the
+    clocks were read after the next turn had begun, or a CPU clock did not advance; so are the pairs that come after a
+    server ended. `samples`: the requests of both servers. `readings`: one before each turn and one after the last.
     """
     turns = len(plan.order)
     turn_of = np.searchsorted(plan.begins_ns, samples.due_ns, side="right") - 1

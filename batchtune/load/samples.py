@@ -424,7 +424,8 @@ def _with_page_named(text: str) -> str:
 
 
 def error_within(document: bytes) -> str:
-    """Describe the `error` in an answer whose status is one of success; "": it has none."""
+    """Describe the `error` in an answer whose status is one of success: `an error with a status of success:` and its
+    first 300 bytes; "": it is no JSON object, or its `error` is absent, null or empty."""
     try:
         error = orjson.loads(document).get("error")
     except (orjson.JSONDecodeError, AttributeError):

@@ -64,8 +64,8 @@ def print_simulations(
 ) -> None:
     """Print whether to doubt the twin, a table with a row for each point, its accuracy, notes and measured rates.
 
-    `base`: what --set starts from. A star marks a row outside of the calibrated range or in overload; a line
-    below says why.
+    `base`: what --set starts from. A star marks a row with batches or threads beyond those measured, or with a
+    rate above or near saturation; a line below says why.
     """
     tables.print_text(*doubts(twin), bold=True)
     # Configurations of which the measured rates are shown below the table; `--json` has them all.

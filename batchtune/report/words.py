@@ -41,7 +41,7 @@ def limit_title(bottleneck: Bottleneck | None) -> str:
 def bottleneck_sentence(bottleneck: Bottleneck, *, at: str = "", advises: bool = True) -> str:
     """Return the bottleneck with the figures that show it and what to do, as text after the label `Bottleneck`.
 
-    `at`: where the figures were measured, such as `at 8 `. `advises` False: without what to do about it.
+    `at`: words before the figures, such as `at 8 clients, `. `advises` False: without what to do about it.
     """
     advice = f" {capitalised(text_of(bottleneck.advice))}." if advises else ""
     return f"{limit_title(bottleneck)}; {at}{text_of(bottleneck.text)}.{advice}"

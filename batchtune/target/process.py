@@ -265,11 +265,11 @@ class ServerProcess:
         return replace(counters, server_cpu_s=self.cpu_s(), memory_peak_bytes=self.memory_peak_bytes())
 
     def look_for_listener(self, port: int | None) -> None:
-        """Note whether the process or a descendant listens on this port; called when something does. `port` None: the
-        port is not known.
+        """Note whether the launched process or a descendant listens on this TCP port of the host; call it once the
+        server answers there. Does nothing for a container, or where no process runs or `port` is None (not known).
 
-        Where neither does, the process only waits for the server, as a script that starts a container or a client of a
-        service manager does; the server's CPU time and memory are then unknown.
+        Where neither listens, the process only waits for the server, as a script that starts a container or a client of
+        a service manager does; the server's CPU time and memory are then unknown.
         """
         self._note_apart()
         if self._process is not None and self._container is None and port is not None:

@@ -94,8 +94,9 @@ def demand_of(scenario: Scenario, *, clients_most: int = 0) -> Demand:
 
 
 def thread_limits(target: TargetSpec, demand: Demand) -> dict[str, str]:
-    """Return name -> text of the flags that raise TensorFlow Serving's own limits of threads above `demand`; {}: a
-    server that may have other flags."""
+    """Return the flags that raise TensorFlow Serving's own limits of threads above `demand`, name -> value, such as
+    `{"grpc_max_threads": "1040"}`; {}: a server that may have other flags, neither a local tensorflow_model_server nor
+    one in docker."""
     if target.runs not in ("local", "docker"):
         return {}
     return dict.fromkeys(THREAD_LIMITS, str(demand.threads))

@@ -241,7 +241,12 @@ class TritonTarget:
             self._launched.stop()
 
     def close(self) -> None:
-        """End a launched server, restore an attached one; may be called more than once."""
+        """End a launched server; restore an attached one, and unlock it for others even where that fails. May be called
+        more than once.
+
+        Raises:
+            TargetError: the attached server is gone, or does not take its former configuration.
+        """
         if self._launched is not None:
             self._launched.close()
             return

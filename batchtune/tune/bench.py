@@ -416,7 +416,8 @@ class _ModelBench:
         return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
 
     def constraints(self, measurement: Measurement) -> dict[str, float]:
-        """Return limit name -> by how much the measurement exceeds it (`violations`), for this model's limits."""
+        """Return by how much the measurement exceeds each limit of this model's SLO, as a share of the limit: name of
+        the limit -> value / limit - 1, such as `{"p95": 0.25, "errors": -1.0}`; not positive where it is kept."""
         slo = self.scenario.slo
         latency_s = {name: estimate.value for name, estimate in measurement.latency_s.items()}
         return violations(

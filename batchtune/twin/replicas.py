@@ -296,7 +296,7 @@ class ReplicaPlan:
     `per_replica_rps`: the rate that one replica may get, by the limits and at most 90 % of its `saturation_rps`.
     `by_saturation_alone`: replicas that would be enough if each got 90 % of the saturation, whatever the latency.
     `latency_s` (quantile name -> seconds), `mean_batch_rows`, `busy_ratio`: expected with `advised` replicas.
-    `simulated_replicas`: replicas in that simulation. `extrapolations`: what lies outside the calibrated range.
+    `simulated_replicas`: replicas in that simulation. `extrapolations`: as of a `Prediction`.
     `failure`: figures with the allowed number of replicas down; None: no replica may be down.
     `measured`: the measured bracket of one replica, and `twin_rps`: the highest rate by the twin before it was scaled
     to that bracket; None: no bracket was measured.
@@ -323,7 +323,7 @@ class ReplicaPlan:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether anything lies outside the calibrated range."""
+        """Whether batches or threads are beyond those measured, or the rate is above or near saturation."""
         return bool(self.extrapolations)
 
     @property

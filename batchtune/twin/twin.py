@@ -140,7 +140,7 @@ class Prediction:
     """A prediction: each figure an array of shape (readings,), `latency_s` by quantile name in seconds.
 
     `error_ratio`: share of requests refused. `busy_ratio`: share of the time in which the device runs a batch.
-    `extrapolations`: what lies outside the calibrated range, overload included; (): nothing.
+    `extrapolations`: more rows or threads than were measured, or a rate above or near saturation; (): nothing.
     """
 
     throughput_rps: NDArray[np.float64]
@@ -152,7 +152,7 @@ class Prediction:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether anything lies outside the calibrated range."""
+        """Whether batches or threads are beyond those measured, or the rate is above or near saturation."""
         return bool(self.extrapolations)
 
     @property
@@ -161,7 +161,10 @@ class Prediction:
         return estimate_of(self.throughput_rps)
 
     def latency(self, quantile: str) -> Estimate:
-        """Return a latency in seconds: the median over the readings, with the interval of 95 % of them."""
+        """Return a latency in seconds: the median over the readings, with the interval of 95 % of them.
+
+        `quantile`: its name, such as `p95`; KeyError where it was not predicted.
+        """
         return estimate_of(self.latency_s[quantile])
 
     def to_dict(self) -> dict[str, Any]:

@@ -379,5 +379,6 @@ def test_the_codec_comes_without_tensorflow() -> None:
 
 def test_an_answer_of_any_depth_is_a_value_error() -> None:
     for depth in range(500, 1_200):
-        with pytest.raises(ValueError, match=r"^\[\[|nested too deeply|no JSON"):
-            decode_infer_json(b'{"error": ' + b"[" * depth + b"]" * depth + b"}")
+        for leaf in (b"1", b"NaN"):
+            with pytest.raises(ValueError, match=r"^\[\[|nested too deeply|no JSON"):
+                decode_infer_json(b'{"error": ' + b"[" * depth + leaf + b"]" * depth + b"}")

@@ -106,7 +106,8 @@ class GrpcClient:
         self.flush()
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, all of which were sent: reset their streams."""
+        """Give up on these requests, given by index, by resetting their streams; then send waiting requests on the free
+        ones. Those that were answered meanwhile are ignored."""
         for index in indices:
             for connection in tuple(self._connections):
                 before = connection.in_flight

@@ -219,9 +219,10 @@ class Servable:
         self._sessions = sessions if self._stages is None else self._stages.before(sessions)
 
     def drain(self) -> None:
-        """Answer the requests that are in the stages around the model, which still need its sessions.
+        """Refuse new requests and answer those that are in the stages around the model, which still need its sessions;
+        does nothing for a model without stages.
 
-        Blocks. Call it before BatchingControl.detach, when no `submit` is under way.
+        Blocks until they are answered. Call it before BatchingControl.detach, when no `submit` is under way.
         """
         if self._stages is not None:
             self._stages.drain()
@@ -400,7 +401,8 @@ class VersionBook:
         return sorted(statuses, key=lambda status: -status.version)
 
     def available(self, name: str) -> Mapping[int, Servable]:
-        """Return version number -> servable of a model's AVAILABLE versions."""
+        """Return version number -> servable of a model's AVAILABLE versions; {} where none is, or for an unknown
+        model."""
         return self._available.get(name, {})
 
     def publish(self, entry: VersionEntry, *, servable: Servable | None, status: VersionStatus) -> None:

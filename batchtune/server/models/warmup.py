@@ -30,10 +30,12 @@ WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 def warm_up(
     model: LoadedModel, version_directory: Path, parameters: BatchingParameters | None, *, iterations: int = 1
 ) -> None:
-    """Run the recorded requests and the batches of zeros, each `iterations` times.
+    """Run the requests recorded in WARMUP_FILE of the version's directory (none: no such file), then for each predict
+    signature batches of zeros, each `iterations` times; the answers are discarded.
 
-    parameters: those of the model's batches; None: it is not batched. If the model refuses a batch of zeros, a note is
-    written to stderr, and larger batches of that signature are not run.
+    `parameters`: those of the model's batches, of whose `allowed_batch_sizes` each is run; without these, or None (it
+    is not batched), one row. If the model refuses a batch of zeros, a note is written to stderr, and larger batches of
+    that signature are not run.
 
     Raises:
         StatusError: DATA_LOSS for a recorded request that cannot be read or does not fit its signature; as in TF

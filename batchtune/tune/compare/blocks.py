@@ -44,7 +44,8 @@ class VariantFigures:
 
     `rows_per_request`, `mean_batch_rows`, `error_ratio`, `device_busy_ratio`: means over the runs. The last is the
     share of the time in which the device part of the model ran; None: the server does not count it.
-    `runs`: number of runs that count. `noisy`: how many of these the host disturbed in spite of all repeats.
+    `runs`: number of blocks with a complete run, the last of which counts. `noisy`: in how many of these runs the host
+    was noisy in spite of all repeats.
     `requests`, `wall_s`: the fixed number of requests, and the seconds that they took; None: runs were bounded by time.
     `latency_s`: quantile name -> seconds.
     `caveats`: those that most runs have. `failure`: why the last attempt failed; None: it did not.
@@ -77,7 +78,7 @@ class VariantFigures:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the host disturbed all runs of the variant that count."""
+        """Whether the host was noisy in the last complete run of every block, and there is one; False without any."""
         return 0 < self.runs == self.noisy
 
 

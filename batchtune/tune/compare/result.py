@@ -271,8 +271,9 @@ class NoiseFloor:
     """The noise floor of a machine.
 
     `floors`: figure ("capacity", "throughput", "p50", …) -> its floor, the objective's first.
-    `pairs`: number of blocks that have both runs. `runs`: number of runs that count. `noisy`: how many of these the
-    host disturbed in spite of all repeats. `repeats`: number of trials that repeat a noisy one.
+    `pairs`: number of blocks that have both runs. `runs`: number of complete runs, the last of each arm and block.
+    `noisy`: in how many of these the host was noisy in spite of all repeats. `repeats`: number of trials that repeat a
+    noisy one.
     `client_limited`: the load generator limits the throughput. `failure`: why a run failed; None: no run did.
     """
 

@@ -40,8 +40,8 @@ class Standing:
     `mean`, `low`, `high`: the median merit and the ends of its interval. The merit of a run is the natural log of
     requests/s; with objective latency minus the log of p95 in seconds, with several models minus the log of the largest
     ratio latency / limit. Higher is better.
-    `keeps`: more of the runs that count held the SLO than missed it. `misses`: at least two missed it, and fewer held
-    it.
+    `keeps`: more of its runs under that load (once there are FRESH confirmation runs, of these) held the SLO than
+    missed it. `misses`: at least two missed it, and fewer held it.
     """
 
     mean: float

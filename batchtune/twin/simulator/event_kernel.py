@@ -200,9 +200,11 @@ def simulate_plain(
 ) -> int:
     """Run the plain kernel (one replica, one queue, requests of equal rows) and write into `run`.
 
-    Returns the number of batches, or QUEUE_FULL as soon as a request would be refused. `due_s` [requests]:
-    seconds, ascending. `cost_s` [size + 1]: seconds of a batch of so many requests. Events at one instant
-    have the order that they have in the event loop.
+    Returns the number of batches; or QUEUE_FULL as soon as a request would be refused, and what `run` holds then
+    means nothing. `due_s` [requests]: seconds, ascending. `cost_s` [`plan.size` + 1]: seconds of a batch of so
+    many requests. `normals`: standard normal draws for the jitter, one for each batch; after the last one the
+    first is used again. `run`: fresh from `simulate.new_plain_run`. Events at one instant have the order that
+    they have in the event loop.
     """
     requests = len(due_s)
     free_s = run.free_s

@@ -306,9 +306,8 @@ def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
         raise ValueError("only parts with a common start can be merged")
     order = np.argsort(np.concatenate([part.due_ns for part in parts]), kind="stable")
     worker = np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
-    columns: dict[str, Any] = {name: own[order] for name, own in _concatenated(parts, COLUMNS).items()}
     return Samples(
-        **columns,
+        **{name: own[order] for name, own in _concatenated(parts, COLUMNS).items()},
         started_ns=first.started_ns,
         wall_s=max(part.wall_s for part in parts),
         client_cpu_s=sum(part.client_cpu_s for part in parts),

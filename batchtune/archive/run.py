@@ -125,7 +125,8 @@ def append_trial(path: Path, trial: Trial) -> None:
 def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
     """Append a line to `path`: the server's CPU seconds per request in one block of a check.
 
-    `cpu_s`: (baseline, candidate), measured while the load went from one server to the other in short turns.
+    `cpu_s`: (baseline, candidate), in seconds, measured while the load went from one server to the other in short
+    turns.
 
     Raises:
         ArchiveError: the file cannot be written.

@@ -69,7 +69,7 @@ def beside(file: Path, *names: str) -> Path:
 
 def own_file(file: Path, name: str) -> Path:
     """Return the path, beside `file`, of the file with the own parameters of the model `name`, which is to be copied
-    into each of its version directories."""
+    into each of its version directories: `models/NAME/batching_params.pbtxt` in a run."""
     return beside(file, "models", name, OWN_PARAMETERS)
 
 

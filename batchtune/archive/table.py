@@ -196,7 +196,8 @@ def _trial_row(trial: Trial, whole: Trial) -> dict[str, Any]:
 
 
 def figures_of_run(measured: Measurement) -> dict[str, Any]:
-    """Return the columns of `trial_table` that one run measured: name -> value, with the unit in the name."""
+    """Return the columns of `trial_table` that one run measured: name -> value, with the unit in the name, such as
+    `{"p95_ms": 12.5, "p95_ms_low": 11.0}`; None: not measured."""
     row: dict[str, Any] = {}
     for name in ("throughput_rps", "throughput_rows_per_s"):
         row |= _bounded(name, getattr(measured, name), 1.0)

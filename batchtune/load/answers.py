@@ -59,7 +59,8 @@ def check_answers(recorder: Recorder, requests: RequestSet, request_order: NDArr
 
 
 def difference(outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> str:
-    """Return how outputs differ from the expected ones, in words; "": they are equal to float32 precision.
+    """Return how outputs differ from the expected ones, in words, such as `output 'y' differs from the expected
+    values`; "": they are equal to float32 precision.
 
     An output called "" (REST does not name a single output) is compared with the only expected one.
     """

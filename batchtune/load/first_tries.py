@@ -237,7 +237,7 @@ BINARY: Final = RandomRange(low=0, high=2, whole=True)
 
 def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str, tuple[int, ...]]]:
     """Guess the dimensions after the first for every input that leaves some open; return the guesses, the likeliest
-    first, each input name -> dimensions.
+    first, each input name -> dimensions, such as `{"ids": (128,), "mask": (128,)}`.
 
     [{}] where no input leaves any open. Inputs in `given` are left out. A guess sets all inputs together: those that
     belong together (tokens and their mask) have one length.
@@ -252,8 +252,8 @@ def shape_guesses(signature: Signature, given: Collection[str]) -> list[dict[str
 
 
 def range_guesses(signature: Signature, given: Collection[str]) -> dict[str, RandomRange]:
-    """Guess input name -> range of values for every input of whole numbers: ones for a mask, 0 or 1 for a type, 0 to
-    255 for an image, small numbers for any other. Inputs in `given` are left out."""
+    """Guess the range of values of every input of whole numbers, and return input name -> range: ones for a mask, 0 or
+    1 for a type, 0 to 255 for an image, small numbers for any other. Inputs in `given` are left out."""
     return {
         spec.name: _range(spec)
         for spec in signature.inputs

@@ -211,7 +211,8 @@ class Samples:
         return replace(self, **columns, worker=worker, endpoint=endpoint, streams=streams)
 
     def errors(self) -> dict[str, int]:
-        """Return name of a status -> number of its requests, without OK and statuses that no request has."""
+        """Return name of a status -> number of its requests, such as `{"TIMEOUT": 3}`, without OK and statuses that no
+        request has."""
         counts = np.bincount(self.status, minlength=len(Status))
         return {
             status.name: int(counts[status])
@@ -433,7 +434,8 @@ def error_within(document: bytes) -> str:
 
 
 def of_lost_connection(reason: str) -> Status:
-    """Return the Status of requests whose HTTP/2 connection was lost for this reason: MALFORMED or RESET."""
+    """Return the Status of requests whose HTTP/2 connection was lost for this reason: MALFORMED where it says
+    `malformed` or `protocol`, else RESET."""
     lowered = reason.lower()
     return Status.MALFORMED if "malformed" in lowered or "protocol" in lowered else Status.RESET
 

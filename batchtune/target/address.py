@@ -98,8 +98,9 @@ def answering_at(text: str) -> Address:
 
 
 def attachable(address: Address) -> dict[str, Any] | None:
-    """Return the keys of a scenario's `target` for a sweep that changes this running server and restores it at the end;
-    None: the server cannot be reconfigured through its address."""
+    """Return the keys of a scenario's `target`, such as `{"kind": "triton", "rest_url": "http://127.0.0.1:8000"}`, for
+    a sweep that changes this running server and restores it at the end; None: the server cannot be reconfigured through
+    its address."""
     if address.rest_url is None:
         return None
     if address.protocol == "kserve_rest":
@@ -121,8 +122,8 @@ def attachable(address: Address) -> dict[str, Any] | None:
 
 
 def preset_at(text: str) -> str | None:
-    """Return the text of a scenario for the server that answers at `HOST:PORT[/MODEL]`, if there is a preset for it: a
-    Ray Serve whose dashboard answers, or an MLServer of this machine; None: neither.
+    """Return the text of a scenario, as YAML, for the server that answers at `HOST:PORT[/MODEL]`, if there is a preset
+    for it: a Ray Serve whose dashboard answers, or an MLServer of this machine; None: neither.
 
     Raises:
         UsageError: there are several models and none is named, or the server cannot be given parameters.

@@ -43,17 +43,20 @@ class OriginalModel:
     run: str = ""
 
     def words(self) -> str:
-        """Describe in words what the model ran with, for a message."""
+        """Describe in words what the model ran with, for a message: its batching on Triton, `not served`, or `the
+        parameters from before the run`."""
         if self.config.keys() >= {"file", "document"}:
             return "the parameters from before the run"
         return found_batching(self.config).words() if self.loaded else "not served"
 
     def left_words(self, original: str) -> str:
-        """Describe, for a message, that the server has a trial's parameters; `original`: what it gets back."""
+        """Describe, for a message, that the server has a trial's parameters; `original`: what it gets back, in
+        words."""
         return f"{self._sweep()} left its trial's parameters there; at the end it gets back {original}"
 
     def replaced_words(self, now: str) -> str:
-        """Describe, for a message, that somebody replaced the parameters of a sweep's last trial by those of `now`."""
+        """Describe, for a message, that somebody replaced the parameters of a sweep's last trial by those of `now`, in
+        words."""
         return (
             f"{self._sweep()} did not restore it; {now} was set since, by somebody else, and is what counts"
         )
@@ -113,7 +116,7 @@ class Claim:
         back, because it was killed or failed, that becomes `original`; None, if somebody has changed the server since.
 
         `judge`: takes that record; returns (whether the server still has what that process gave it last, words): what
-        the server gets back, or what was set since.
+        the server gets back, or what was set since, such as `max_batch_size 8`.
 
         Raises:
             TargetError: another process changes this server now, the file cannot be written, or the server does not
@@ -208,7 +211,10 @@ class Claim:
 
 def foreign_parameters(address: str, model: str) -> str:
     """Say in words why a server may have a trial's parameters instead of its own: another process changes it now, or a
-    sweep that was killed did not restore it; "": neither is known."""
+    sweep that was killed did not restore it; "": neither is known.
+
+    `address`: URL of the server's REST port. `model`: the model's name.
+    """
     claim = Claim(address, model)
     if not claim.path.is_file():
         return ""

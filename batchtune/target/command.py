@@ -78,7 +78,8 @@ def run_step(
     log_path: Path,
     given: str = "",
 ) -> None:
-    """Run a command with `given` on its stdin until it has exited with 0; its output is appended to the log.
+    """Run a command, `words` (the program and its arguments), with `given` on its stdin until it has exited with 0; its
+    output is appended to the log.
 
     A command that fails or takes longer than `limit_s` seconds is ended with all processes that it started; processes
     that a successful one leaves running are not ended. `key`: the scenario's key of the command, for messages.
@@ -259,8 +260,9 @@ class CommandTarget:
         return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
 
     def foreign_change(self) -> str:
-        """Return in words the parameters that an attached server of kind http has now, if somebody else changed what
-        the last `apply` set; the next `apply` then applies everything again. "": nobody did."""
+        """Return in words, such as `max_batch_size 8, batch_timeout_micros 0`, the parameters that an attached server
+        of kind http has now, if somebody else changed what the last `apply` set; the next `apply` then applies
+        everything again. "": nobody did."""
         words = "" if self._settings is None or self.in_force is None else self._settings.other_words()
         if words:
             self.in_force = None
@@ -312,13 +314,15 @@ class CommandTarget:
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
-        """Return the last lines of the launched server's log; where that is empty, of the commands' output."""
+        """Return the last lines, indented by two spaces, of the launched server's log; where that is empty, of the
+        commands' output."""
         nothing = "  (its log is not known here)" if self._runs_already else "  (nothing was said)"
         return last_words(self._log.path) or last_words(self._steps_log.path) or nothing
 
     def attach(self, keep: Keep | None = None) -> dict[str, Any]:
         """Lock a running server of kind http and note what is to be put back at the end. Return the parameters that it
-        has now, by its own names; {}: any other server, or a scenario that does not say how parameters are given.
+        has now, by its own names, such as `{"max_batch_size": 8}`; {}: any other server, or a scenario that does not
+        say how parameters are given.
 
         `keep` is called with what is to be put back, now and once that was done. After a sweep that was killed, this is
         what the server had before that sweep, unless somebody has set other parameters since: then these.

@@ -79,28 +79,29 @@ class Endpoint:
 
     @property
     def grpc_authority(self) -> str:
-        """HOST:PORT of gRPC."""
+        """HOST:PORT of gRPC, such as `127.0.0.1:8500` or `[::1]:8500`."""
         return f"{self._bracketed_host}:{self.grpc_port}"
 
     @property
     def rest_authority(self) -> str:
-        """HOST:PORT of REST."""
+        """HOST:PORT of REST, such as `127.0.0.1:8501` or `[::1]:8501`."""
         return f"{self._bracketed_host}:{self.rest_port}"
 
     @property
     def rest_url(self) -> str:
-        """The URL of the REST port, without a path."""
+        """The URL of the REST port, without a path: `http://127.0.0.1:8501`."""
         return f"{'https' if self.tls else 'http'}://{self.rest_authority}"
 
     @property
     def model_path(self) -> str:
-        """URL path of the model in TensorFlow Serving's REST."""
+        """URL path of the model in TensorFlow Serving's REST: `/v1/models/NAME`, then `/versions/N` where a version is
+        given."""
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
         return f"/v1/models/{quote(self.model_name, safe='')}{version}"
 
     @property
     def kserve_path(self) -> str:
-        """URL path of the model in KServe v2's REST."""
+        """URL path of the model in KServe v2's REST: `/v2/models/NAME`, then `/versions/N` where a version is given."""
         version = "" if self.model_version is None else f"/versions/{self.model_version}"
         return f"/v2/models/{quote(self.model_name, safe='')}{version}"
 
@@ -151,8 +152,8 @@ def answer_of(
     what: str = "",
     hint: str = "",
 ) -> httpx.Response:
-    """Send a control request to the server, at a path or a whole URL, and return the answer with whatever status it
-    has.
+    """Send a control request to the server, at a path (`/v1/models/NAME`) or a whole URL, and return the answer with
+    whatever status it has.
 
     Raises:
         TargetError: there is no answer; `what` ("": the URL) begins the message.
@@ -197,7 +198,8 @@ NO_GRPC: Final = "what answers there speaks no gRPC"
 
 
 def grpc_words(error: grpc.RpcError) -> str:
-    """Say in a few words why a control call by gRPC failed."""
+    """Say in a few words why a control call by gRPC failed: `no connection`, or the status and its details,
+    `UNAVAILABLE: …`."""
     code, details = error.code().name, str(error.details())
     if "HTTP/2" in details or "SETTINGS frame" in details:
         return NO_GRPC
@@ -313,7 +315,7 @@ def url_failure(
     url: str, endpoint: Endpoint, *, status: Sequence[int] = (200,), body: str | None = None
 ) -> str:
     """Request the URL that shows whether the server is ready. Return "" where the answer has one of `status` and
-    contains `body` (None: anything), else what is wrong.
+    contains `body` (None: anything), else what is wrong, such as `http://127.0.0.1:8501/ready: HTTP 503: loading`.
 
     Raises:
         TargetError: `url` is no URL.

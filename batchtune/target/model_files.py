@@ -249,7 +249,8 @@ def lies_bare(path: Path) -> bool:
 
 
 def batches_inside(base_path: Path) -> str:
-    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`); "": it does
+    """Describe how the highest version batches inside its graph (`tf.nondifferentiable_batch_function`):
+    `max_batch_size 32, batch_timeout_micros 5000, num_batch_threads 1`, several divided by semicolons; "": it does
     not."""
     versions = _versions(base_path)
     version = max(versions, key=lambda version: int(version.name)) if versions else base_path
@@ -257,7 +258,8 @@ def batches_inside(base_path: Path) -> str:
 
 
 def served_name(model: str) -> str:
-    """Return the name under which a launched server serves `target.model`, whether or not that path still exists."""
+    """Return the name under which a launched server serves `target.model`, whether or not that path still exists: `net`
+    for "models/net", "models/net/1" and "net.onnx"."""
     if "/" not in model and Path(model).suffix not in _NAME_BY_SUFFIX:
         return model
     path = Path(model)

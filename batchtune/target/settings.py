@@ -25,8 +25,8 @@ from batchtune.target.endpoint import Endpoint, answer_of, wait_for
 
 
 def with_places(spec: TargetSpec, places: Mapping[str, str]) -> TargetSpec:
-    """Return the target with every place, such as {port}, replaced by its value in all texts; `places`: place ->
-    value."""
+    """Return the target with every place, such as {port}, replaced by its value in all texts; `places`: place -> value,
+    such as `{"{port}": "8501"}`."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
@@ -80,14 +80,16 @@ class Settings:
         self.replaced = False
 
     def environment(self, configuration: Configuration) -> dict[str, str]:
-        """Return name -> value of the environment variables that pass parameters to the server when it is started."""
+        """Return name -> value, such as `{"MAX_BATCH_SIZE": "8"}`, of the environment variables that pass parameters to
+        the server when it is started."""
         values = self._values(configuration)
         return {
             variable: flag_text(values[name]) for name, variable in self._spec.env.items() if name in values
         }
 
     def flags(self, configuration: Configuration) -> list[str]:
-        """Return the words that pass parameters to the server, to be appended to `target.launch`."""
+        """Return the words, such as `--max-batch-size` and `8`, that pass parameters to the server, to be appended to
+        `target.launch`."""
         values = self._values(configuration)
         named = [(flag, values[name]) for name, flag in self._spec.flag.items() if name in values]
         return [word for flag, value in named for word in (flag, flag_text(value))]
@@ -163,8 +165,8 @@ class Settings:
         return self._spec.file is not None or (request is not None and request.read is not None)
 
     def words(self, document: Any = None) -> str:
-        """Return the parameters in an answer to `set.request.read`, for a message; None: in the answer that is to be
-        put back."""
+        """Return the parameters in an answer to `set.request.read`, for a message: `max_batch_size 8,
+        batch_timeout_micros 0`; None: in the answer that is to be put back."""
         shown = ", ".join(f"{name} {value}" for name, value in self.shown(document).items())
         return shown or "the parameters from before the run"
 
@@ -277,8 +279,8 @@ class Settings:
         self._send(request, {**values, CHANGED: changed})
 
     def other_words(self) -> str:
-        """Return in words the parameters that an attached server has now, if somebody else changed those sent last; "":
-        nobody did, or the server does not show them."""
+        """Return in words, as `words` does, the parameters that an attached server has now, if somebody else changed
+        those sent last; "": nobody did, or the server does not show them."""
         if not (self._attached and self._changed and self._in_force):
             return ""
         try:

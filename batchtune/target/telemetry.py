@@ -109,8 +109,8 @@ class ServerActivity:
 
 
 def parse_prometheus(text: str) -> dict[str, _Series]:
-    """Parse a Prometheus page: metric name -> sorted (label, value) pairs -> number. Other lines than samples are
-    ignored."""
+    """Parse a Prometheus page: metric name -> sorted (label, value) pairs -> number. A line `rows{model="m"} 8` becomes
+    `{"rows": {(("model", "m"),): 8.0}}`. Other lines than samples are ignored."""
     label_pattern = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
     line_pattern = re.compile(r"^([:a-zA-Z_][:\w]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
     series: dict[str, _Series] = defaultdict(dict)

@@ -215,7 +215,7 @@ class TfServingTarget:
         self._log.keep_in(path)
 
     def log_tail(self) -> str:
-        """Return the last lines of the server's log, indented."""
+        """Return the last lines of the server's log, indented by two spaces."""
         return self._process.log_tail()
 
     def stop(self) -> None:
@@ -447,12 +447,14 @@ def own_parameters(names: Iterable[str], configuration: Configuration) -> dict[s
 
 
 def own_fields(models: Mapping[str, BatchingParameters]) -> dict[str, dict[str, Any]]:
-    """Return model name -> {parameter: value}, the parameters that are set for the model, without those of threads."""
+    """Return model name -> {parameter: value}, the parameters that are set for the model, without those of threads,
+    such as `{"a": {"max_batch_size": 8}}`."""
     return {name: to_dict(_without_threads(own)) for name, own in models.items()}
 
 
 def own_text(parameters: BatchingParameters) -> str:
-    """Return the text of a model's own parameters file, without threads: only the server's file may set these."""
+    """Return the text of a model's own parameters file, text protobuf such as `max_batch_size { value: 8 }`, without
+    threads: only the server's file may set these."""
     return format_tfserving_text(_without_threads(parameters))
 
 

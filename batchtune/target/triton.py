@@ -210,8 +210,8 @@ class TritonTarget:
             self._launched.keep_log(path)
 
     def log_tail(self) -> str:
-        """Return the last lines of a launched server's log, indented; for an attached server a line that says who has
-        it."""
+        """Return the last lines of a launched server's log, indented by two spaces; for an attached server a line that
+        says who has it."""
         return (
             "  (its log is with its owner)" if self._launched is None else self._launched.process.log_tail()
         )
@@ -445,7 +445,8 @@ class LaunchedTriton:
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
-    """Return flags as words of tritonserver's command line."""
+    """Return flags as words of tritonserver's command line, `--NAME=VALUE`; `disable-auto-complete-config`, where it is
+    "true", without a value. `flags`: name, without dashes, -> value."""
     bare = "disable-auto-complete-config"
     words = [f"--{name}={text}" for name, text in flags.items() if name != bare]
     return [*words, f"--{bare}"] if flags.get(bare) == "true" else words

@@ -117,7 +117,8 @@ class Traffic:
         return np.random.default_rng(self.seed + 2).choice(lengths, size=requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON; of the pattern of arrivals its name."""
+        """Return plain types, safe for JSON: `clients`, `rate_rps`, `arrivals` (the name of their pattern, such as
+        `poisson`, or `closed`), `rows`, `weights`, `think_s`."""
         load = self.load or _POISSON
         return {
             "clients": self.clients,

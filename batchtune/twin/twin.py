@@ -116,7 +116,8 @@ NEAR_SATURATION: Final = 0.9
 
 
 def shown_quantiles(limits: Sequence[Limit]) -> tuple[str, ...]:
-    """Return the names of the quantiles to show: SHOWN, then those of the limits."""
+    """Return the names of the quantiles to show: SHOWN (`p50`, `p95`, `p99`), then those of the limits, such as `p90`,
+    each once."""
     return tuple(dict.fromkeys((*SHOWN, *(limit.name for limit in limits))))
 
 
@@ -216,7 +217,8 @@ class Twin:
     ) -> Prediction:
         """Simulate this traffic, that of all `replicas` together, with every reading of `fits`.
 
-        `quantiles`: names of the latencies to return.
+        `quantiles`: names of the latencies to return, of `QUANTILES`, such as `p95`; KeyError for any other. `routing`:
+        how requests are spread over the replicas.
         """
         share_rps = (traffic.offered_rps or 0.0) / replicas
         played = play(

@@ -101,7 +101,8 @@ def grpc_calls(endpoint: Endpoint, requests: RequestSet) -> Sequence[PreparedCal
 
 
 def http_path(endpoint: Endpoint, protocol: Protocol) -> str:
-    """Return the URL path that a request of this protocol is posted to."""
+    """Return the URL path that a request of this protocol is posted to: `/v1/models/NAME:predict`,
+    `/v2/models/NAME/infer`, or for http that of the endpoint."""
     if protocol == "http":
         return endpoint.path
     return f"{endpoint.model_path}:predict" if protocol == "rest" else f"{endpoint.kserve_path}/infer"
@@ -113,7 +114,9 @@ def grpc_path(protocol: Protocol) -> str:
 
 
 def content_headers(protocol: Protocol, body: bytes) -> dict[str, str]:
-    """Return the HTTP headers that describe `body` as a request of this protocol, without Content-Length."""
+    """Return the HTTP headers that describe `body` as a request of this protocol, without Content-Length:
+    `{"Content-Type": "application/json"}`, for kserve_rest_binary `application/octet-stream` and the length of the
+    JSON."""
     if protocol == "kserve_rest_binary":
         return {"Content-Type": "application/octet-stream", JSON_LENGTH_HEADER: str(json_length(body))}
     return {"Content-Type": "application/json"}

@@ -285,7 +285,8 @@ class StreamReader:
             stream.rest, stream.fault = b"", f"an event of more than {most_bytes} bytes"
 
     def end(self, index: int, body: bytes | None = None) -> str:
-        """Record the tokens of an answer that has ended; return what is wrong with the answer, "": nothing.
+        """Record the tokens of an answer that has ended; return what is wrong with the answer, such as `the stream
+        ended before its last event`, "": nothing.
 
         `body`: the whole answer where it came in one piece, which may contain events; None: `take` got its pieces.
         """

@@ -129,8 +129,8 @@ def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -
 
 
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
-    """Return the server's error text where every trial with batching failed; None: a trial with batching worked, or
-    none was run."""
+    """Return the commonest error text of the server where every trial with batching failed; None: a trial with batching
+    worked, or none was run."""
     # Share of failed requests from which a trial counts as failed.
     all_fail_ratio = 0.9
     batched = [trial for trial in trials if trial.configuration.batching is not None]

@@ -161,7 +161,7 @@ class Compared:
 
     @property
     def name(self) -> str:
-        """The first source that proposed the configuration."""
+        """The first source that proposed the configuration, such as `defaults`."""
         return self.names[0]
 
 
@@ -357,8 +357,8 @@ class Recommendation:
 
     @property
     def gains(self) -> dict[str, Estimate | None]:
-        """Name of each reference -> the recommended configuration's figure divided by the reference's; None:
-        unknown."""
+        """Name of each reference, such as `no_batching`, -> the recommended configuration's figure divided by the
+        reference's; None: unknown."""
         return {reference.name: reference.gain for reference in self.references}
 
     def to_dict(self) -> dict[str, Any]:

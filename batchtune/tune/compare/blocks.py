@@ -162,7 +162,8 @@ def figure_of(metric: Metric) -> Callable[[Trial], float]:
 
 
 def latency_of(quantile: str) -> Callable[[Trial], float]:
-    """Return a function that takes a trial and returns its latency quantile in seconds; NaN where not measured."""
+    """Return a function that takes a trial and returns its latency at `quantile`, a name such as `p95` or `ttft_p50`,
+    in seconds; NaN where not measured."""
 
     def value(trial: Trial) -> float:
         known = None if trial.measurement is None else trial.measurement.latency_s.get(quantile)
@@ -172,8 +173,8 @@ def latency_of(quantile: str) -> Callable[[Trial], float]:
 
 
 def shown_latencies(trials: Iterable[Trial]) -> tuple[str, ...]:
-    """Return the names of the latencies to compare, SHOWN; where answers were streamed, those of first tokens and gaps
-    before them."""
+    """Return the names of the latencies to compare, SHOWN (`p50`, `p95`, `p99`); where answers were streamed, those of
+    first tokens (`ttft_p50`, `ttft_p95`) and gaps (`itl_p50`, `itl_p99`) before them."""
     names = {
         name for trial in trials if trial.measurement is not None for name in trial.measurement.latency_s
     }
@@ -260,6 +261,7 @@ class Turn:
 
 def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None = None) -> list[Variant]:
     """Return the variants with the baseline first: the variant called `baseline`; None: the first of the file.
+    `scenarios`: name of a variant -> its scenario.
 
     Raises:
         UsageError: fewer than two variants, no variant called `baseline`, or variants with different objectives or

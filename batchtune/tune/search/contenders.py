@@ -63,7 +63,7 @@ class RuleAnswer:
 
     @property
     def point(self) -> dict[str, Any]:
-        """The rule's parameters by name."""
+        """The rule's parameters by name: `{"max_batch_size": 8, "batch_timeout_micros": 2000}`."""
         return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
 
     def arithmetic(self) -> Coded:
@@ -234,7 +234,8 @@ class Contenders:
         """Return the contender of this configuration, which is made at the first call; `source` is added to its
         sources.
 
-        `point`: its point in the space; None: the point is found from its parameters.
+        `point`: its point in the space, parameter -> value, such as `{"max_batch_size": 8}`; None: the point is found
+        from its parameters.
         """
         key = self._key(configuration)
         known = self._by_configuration.get(key)
@@ -256,14 +257,14 @@ class Contenders:
         return known
 
     def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender of a point; None: its parameters are not legal, or the largest request does not fit in a
-        batch."""
+        """Return the contender of a point (parameter -> value); None: its parameters are not legal, or the largest
+        request does not fit in a batch."""
         configuration = self._configuration(point)
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
-        """Return the contender with the `wanted` parameters, as far as the server has them; any other parameter has its
-        fixed value, or else its value in `base`.
+        """Return the contender with the `wanted` parameters (name -> value), as far as the server has them; any other
+        parameter has its fixed value, or else its value in `base`.
 
         None: these are not legal together, or the largest request does not fit in a batch.
         """
@@ -279,7 +280,7 @@ class Contenders:
         return self.add(configuration, source) if fits_requests(configuration, self._scenario) else None
 
     def base(self) -> dict[str, Any]:
-        """Return the point nearest to the server's defaults, but with the lowest batch timeout."""
+        """Return the point (parameter -> value) nearest to the server's defaults, but with the lowest batch timeout."""
         base = self._space.nearest({_TIMEOUT: 0})
         return {name: base[name] for name in self.values}
 
@@ -364,8 +365,8 @@ class Contenders:
         return len(sizes) > before
 
     def point_of(self, contender: Contender) -> dict[str, Any] | None:
-        """Return the point of a contender, or the point nearest to it where it lies outside the space; None: no
-        batching."""
+        """Return the point (parameter -> value) of a contender, or the point nearest to it where it lies outside the
+        space; None: no batching."""
         if contender.point is not None:
             return contender.point
         if contender.configuration.batching is None:
@@ -504,8 +505,8 @@ def one_by_one(scenario: Scenario) -> Configuration:
 
 
 def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the parameters that TensorFlow Serving's tuning guide starts from: as many threads as CPUs (not for
-    Triton), the largest batch size, no timeout. `values`: parameter -> its values in the space.
+    """Return the parameters, name -> value, that TensorFlow Serving's tuning guide starts from: as many threads as CPUs
+    (not for Triton), the largest batch size, no timeout. `values`: parameter -> its values in the space.
 
     Source: tensorflow_serving/batching/README.md, "Performance Tuning".
     """

@@ -433,6 +433,8 @@ class Search(ABC):
 
         `source`: what the trial is for; None: the source that proposed the contender. `rate_rps`: requests/s, with
         several models the sum of their rates; None: the scenario's. `load`: `concurrency` or `duration_s` of the load.
+
+        `reason`: why the trial is run, in words for the ledger.
         """
         if self.of_models:
             load["scale"] = 1.0 if rate_rps is None else rate_rps / self.stated_rps
@@ -462,8 +464,8 @@ class Search(ABC):
         )
 
     def loop(self, contender: Contender, clients: int, why: str) -> TrialRequest | None:
-        """Return a closed loop of `clients` for a contender; None: it has had a closed loop, or `next_asks` has already
-        chosen a load for it."""
+        """Return a closed loop of `clients` for a contender, `why` in words; None: it has had a closed loop, or
+        `next_asks` has already chosen a load for it."""
         if contender in self.pending or any(
             run.clients is not None and run.rate_rps is None for run in contender.runs
         ):

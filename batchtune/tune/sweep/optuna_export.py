@@ -36,7 +36,7 @@ _HINT = "give sqlite:///FILE"
 def export_study(trials: Sequence[Trial], scenario: Scenario, url: str) -> str:
     """Write the contenders of these trials to an Optuna study; `url`: `sqlite:///FILE`.
 
-    Returns the name of the study: the scenario's name and the start of the first trial.
+    Returns the name of the study: the scenario's name and the start of the first trial, `NAME-20261127T031500`.
 
     Raises:
         UsageError: there are no trials, the URL is not of SQLite, or the file cannot be written.

@@ -78,7 +78,7 @@ NOBODY = Watcher()
 
 
 def phase_of(source: Source) -> str:
-    """Return the phase of a sweep, one of PHASES, in which trials with this source run."""
+    """Return the phase of a sweep, `scouting`, `comparing` or `confirming`, in which trials with this source run."""
     if source in ("probe", "node", "calibration"):
         return "scouting"
     return "confirming" if source == "confirm" else "comparing"
@@ -311,7 +311,8 @@ def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: 
 
 def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
     """Return the keys to add to a scenario's file for a server of this pace: {"load", "search", "fixed"} -> {key:
-    value}, without keys that the scenario sets itself."""
+    value}, such as `{"load": {}, "search": {"budget": {"time": "3m"}}, "fixed": {}}`, without keys that the scenario
+    sets itself."""
     space = _space(scenario, pace)
     quick = _is_quick(scenario, pace, space)
     search: dict[str, Any] = {}

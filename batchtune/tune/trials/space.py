@@ -29,8 +29,8 @@ class Space:
         self._unbatched = _sent_unbatched(scenario)
 
     def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        """Return the configuration of a point; None: the parameters are not legal, or the scenario's largest request
-        does not fit into a batch."""
+        """Return the configuration of a point (parameter -> value); None: the parameters are not legal, or the
+        scenario's largest request does not fit into a batch."""
         try:
             configuration = self._scenario.configuration(point)
         except BatchingParametersError:
@@ -38,7 +38,8 @@ class Space:
         return configuration if fits_requests(configuration, self._scenario) else None
 
     def locate(self, configuration: Configuration) -> dict[str, Any] | None:
-        """Return the point of this configuration; None: it is no point of the space, or does not batch.
+        """Return the point (parameter -> value) of this configuration; None: it is no point of the space, or does not
+        batch.
 
         A parameter that the configuration leaves out has the server's default.
         """
@@ -54,8 +55,8 @@ class Space:
         return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
 
     def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the point with the value nearest to the wanted one in each parameter; for a parameter that `wanted`
-        lacks, nearest to the server's default.
+        """Return the point (parameter -> value) with the value nearest to the wanted one in each parameter; for a
+        parameter that `wanted` lacks, nearest to the server's default.
 
         Where a value or its choices are no numbers, the first choice is taken; for a server that batches continuously
         the middle number, since its smallest values are of no use.

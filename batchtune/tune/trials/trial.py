@@ -355,8 +355,8 @@ def out_of_memory(trial: Trial) -> str | None:
 
 
 def memory_words(text: str) -> str | None:
-    """Return the part of a text that says that memory ran out, in one line of at most 60 characters; None: it does not
-    say so."""
+    """Return the part of a text that says that memory ran out, in one line of at most 60 characters, such as `out of
+    memory. Tried to allocate 2.00 GiB`; None: it does not say so."""
     words_max = 60
     for line in text.splitlines():
         match = _OUT_OF_MEMORY.search(line)
@@ -425,7 +425,8 @@ _OVERLOAD: Final = frozenset(
 
 
 def texts_by_class(samples: Samples) -> dict[str, str]:
-    """Return class of error -> one error text of the server; classes are named as in `Measurement.errors`."""
+    """Return class of error -> one error text of the server; classes are named as in `Measurement.errors`, in lower
+    case: `{"timeout": "…"}`."""
     return {name.lower(): text for name, text in samples.error_texts.items()}
 
 
@@ -437,7 +438,7 @@ def is_overload(samples: Samples) -> bool:
 
 def unanswered(samples: Samples) -> str:
     """Return the text of why a trial failed in which no request was answered: counts by class of error, the server's
-    texts, and what these mean where that is known."""
+    texts, and what these mean where that is known: `no request was answered: 20 × TIMEOUT: …`."""
     classes = ", ".join(f"{count} × {name}" for name, count in samples.errors().items())
     texts = "; ".join(samples.error_texts.values())
     meaning = meaning_of(texts)
@@ -445,8 +446,8 @@ def unanswered(samples: Samples) -> str:
 
 
 def undecodable(samples: Samples) -> str:
-    """Return the text of why a trial failed if half or more of the answers that were checked cannot be decoded; else
-    ""."""
+    """Return the text of why a trial failed if half or more of the answers that were checked cannot be decoded, `of 10
+    answers that were looked at 9 are none: …`; else ""."""
     malformed = min(int((samples.status == Status.MALFORMED).sum()), samples.answers_checked)
     if not malformed or 2 * malformed < samples.answers_checked:
         return ""

@@ -129,8 +129,8 @@ def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = N
 
 
 def left_out(configuration: Configuration) -> tuple[str, ...]:
-    """Return a text for each thing that a server does with this configuration and the simulator does not; () if
-    none."""
+    """Return a text for each thing that a server does with this configuration and the simulator does not, such as `the
+    streaming scheduler is simulated as the shared one`; () if none."""
     if configuration.batching is None:
         return ()
     if configuration.dialect != "triton":

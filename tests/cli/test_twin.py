@@ -592,8 +592,10 @@ def test_without_any_run_the_sweep_is_named(ask: Ask, tmp_path: Path) -> None:
     assert "batchtune sweep" in err
 
 
-def test_a_scenario_without_a_limit_asks_for_one(ask: Ask, tmp_path: Path) -> None:
-    recorded(tmp_path / "results", scenario_of(slo={}), PROBED[:2])
+def test_a_scenario_without_a_limit_asks_for_one_before_anything_is_calibrated(
+    ask: Ask, tmp_path: Path
+) -> None:
+    recorded(tmp_path / "results", scenario_of(slo={}), ())
     code, _, err = ask("plan", "--rate", "10", root=tmp_path / "results")
     assert code == 2
     assert "--slo-p95 20ms" in err

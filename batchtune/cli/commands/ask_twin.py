@@ -75,15 +75,11 @@ class Calibrated:
         return MeasuredRates(held_rps=0.0, missed_rps=missed_rps) if says_missed else None
 
 
-def calibrated_run(run: Run, *, quiet: bool, slo: SloSpec | None = None) -> Calibrated:
-    """Calibrate the twin from the trials of a run.
-
-    `base` of the result is the configuration that `recommend` chooses for `slo` (None: the scenario's); where there is
-    none, what it chooses for the scenario's SLO; else the scenario's own configuration.
+def modelled(run: Run) -> Scenario:
+    """Return the scenario of a run that the twin can simulate.
 
     Raises:
-        TwinError: no trial can be used, or the run is of a kind that the twin does not know; the hint says
-            what helps.
+        TwinError: the run is of a kind that the twin does not know; the hint says what helps.
         ArchiveError, ScenarioError: the run cannot be read.
     """
     scenario = run.scenario()
@@ -96,7 +92,20 @@ def calibrated_run(run: Run, *, quiet: bool, slo: SloSpec | None = None) -> Cali
             whose = "a server of kind http without target.means.rows"
             hint = "add means: {rows: PARAMETER} to target, with the parameter for the rows of a batch; then sweep"
         raise TwinError(f"{run.path} is of {whose}, which the simulator does not support", hint=hint)
-    trials = kept_trials(run)
+    return scenario
+
+
+def calibrated_run(run: Run, *, quiet: bool, slo: SloSpec | None = None) -> Calibrated:
+    """Calibrate the twin from the trials of a run.
+
+    `base` of the result is the configuration that `recommend` chooses for `slo` (None: the scenario's); where there is
+    none, what it chooses for the scenario's SLO; else the scenario's own configuration.
+
+    Raises:
+        TwinError: as `modelled`, or no trial can be used; the hint says what helps.
+        ArchiveError, ScenarioError: the run cannot be read.
+    """
+    scenario, trials = modelled(run), kept_trials(run)
     measured = [
         trial
         for trial in without_superseded(trials)
@@ -506,13 +515,12 @@ def run_plan(
     refuse_range(rate=rate, concurrency=None)
     (rate_rps,), down = rates_rps(rate), failing_of(failing)
     promises, run = promised(limits), asked_run(path, results=results)
-    choices = asked_values(settings, words=run.scenario().target.words)
-    slo = in_place_of(run.scenario(), promises)
-    calibrated = calibrated_run(run, quiet=quiet, slo=slo if slo.limits() else None)
+    scenario = modelled(run)
+    choices, slo = asked_values(settings, words=scenario.target.words), in_place_of(scenario, promises)
     if not slo.limits():
         raise UsageError("the scenario has no latency limit", hint="give --slo-p95 20ms")
-    scenario = calibrated.scenario
-    by_length = calibrated.scenario.target.runs == "bundled"
+    calibrated = calibrated_run(run, quiet=quiet, slo=slo)
+    by_length = scenario.target.runs == "bundled"
     configurations = asked_configurations(calibrated.base, choices, by_length=by_length)
     if len(configurations) != 1:
         raise UsageError(

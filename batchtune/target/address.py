@@ -81,7 +81,7 @@ def answering_at(text: str) -> Address:
     if scheme in ("grpc", "grpcs"):
         return _by_grpc(text, f"{scheme}://{authority}", model)
     rest_url = f"{scheme or 'http'}://{authority}"
-    endpoint = Endpoint(model_name="", **_rest_of(rest_url))
+    endpoint = _rest_endpoint(rest_url)
     spoken = _spoken(endpoint)
     if spoken is None and scheme is not None:
         raise _no_model_server(endpoint, model)
@@ -132,7 +132,7 @@ def preset_at(text: str) -> str | None:
     if parts is None or parts["scheme"] in ("grpc", "grpcs"):
         return None
     rest_url = f"{parts['scheme'] or 'http'}://{parts['authority']}"
-    endpoint = Endpoint(model_name="", **_rest_of(rest_url))
+    endpoint = _rest_endpoint(rest_url)
     named = _MODEL.match(parts["path"] or "")
     name = named["name"] if named else None
     if isinstance((status := _document(endpoint, "/api/serve/applications/")).get("applications"), dict):
@@ -154,7 +154,7 @@ def language_model_at(text: str) -> dict[str, Any] | None:
     parts = _ADDRESS.fullmatch(text)
     if parts is None or parts["scheme"] in ("grpc", "grpcs"):
         return None
-    endpoint = Endpoint(model_name="", **_rest_of(f"{parts['scheme'] or 'http'}://{parts['authority']}"))
+    endpoint = _rest_endpoint(f"{parts['scheme'] or 'http'}://{parts['authority']}")
     owners = listed_models(endpoint)
     if not owners:
         return None
@@ -195,7 +195,7 @@ def http_app_at(text: str) -> str | None:
     parts = _ADDRESS.fullmatch(text)
     if parts is None or parts["scheme"] not in ("http", "https"):
         return None
-    endpoint = Endpoint(model_name="", **_rest_of(f"{parts['scheme']}://{parts['authority']}"))
+    endpoint = _rest_endpoint(f"{parts['scheme']}://{parts['authority']}")
     # An app may have an `error` for a path that it lacks too; TensorFlow Serving has these words.
     if _spoken(endpoint) == "kserve_rest" or "Malformed request" in str(
         _document(endpoint, "/v2").get("error")
@@ -309,9 +309,8 @@ def _document(endpoint: Endpoint, path: str) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _rest_of(rest_url: str) -> dict[str, Any]:
-    known = external_endpoint(model_name="", rest_url=rest_url, grpc_url=None)
-    return {"host": known.host, "rest_port": known.rest_port, "tls": known.tls}
+def _rest_endpoint(rest_url: str) -> Endpoint:
+    return external_endpoint(model_name="", rest_url=rest_url, grpc_url=None)
 
 
 def _spoken(endpoint: Endpoint) -> Protocol | None:
@@ -375,7 +374,7 @@ def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
 def _only_model(text: str, rest_url: str) -> str:
     """Return the one model that is ready on a KServe server with a repository; raises UsageError where there
     are none or several."""
-    endpoint = Endpoint(model_name="", **_rest_of(rest_url))
+    endpoint = _rest_endpoint(rest_url)
     try:
         index = answer_of(endpoint, "/v2/repository/index", method="POST", json={}).json()
         names = sorted({entry["name"] for entry in index if entry.get("state", "READY") == "READY"})

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from batchtune.batching.kubernetes import digest_of
 from batchtune.batching.parameters import Configuration
@@ -55,7 +55,7 @@ from batchtune.target.process import (
     launch_named,
 )
 from batchtune.target.settings import Settings, with_places
-from batchtune.target.telemetry import ApplyRecord, Counters, read_meant_counters
+from batchtune.target.telemetry import Counters, read_meant_counters
 from batchtune.wire.signature import Signature
 
 
@@ -153,8 +153,9 @@ class CommandTarget:
     back.
 
     `in_force`: the configuration applied last; None: none yet, or the server died, does not answer or was changed
-    since. `kserve`: the server speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither,
-    so that counters come from `target.metrics` alone.
+    since. `changed`: this sweep, or the one before it, applied something that is still to be put back. `kserve`: the
+    server speaks KServe v2 instead of TensorFlow Serving's APIs. `tells` False: it speaks neither, so that counters
+    come from `target.metrics` alone.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class CommandTarget:
         self._steps_log = ServerLog(self._scratch.path / "steps.log")
         self._process = ServerProcess(log_path=self._log.path, install=spec.install)
         self.in_force: Configuration | None = None
-        self._changed = False
+        self.changed = False
         self._digest = ""
 
     @property
@@ -204,18 +205,13 @@ class CommandTarget:
         return self._server.endpoint
 
     @property
-    def changed(self) -> bool:
-        """Whether this sweep, or the one before it, applied something that is still to be put back."""
-        return self._changed
-
-    @property
     def pid(self) -> int | None:
         """Process id of the launched server; None: none runs."""
         return self._process.pid
 
-    def apply(self, configuration: Configuration) -> ApplyRecord:
+    def apply(self, configuration: Configuration) -> float | None:
         """Bring a configuration into force by the scenario's commands and settings, and return when the server is
-        ready.
+        ready: the seconds from the launch of a server of kind http; None: none was launched, or the kind is another.
 
         Raises:
             TargetError: a command failed or hangs, the server is not ready in time, or it does not take the parameters;
@@ -225,13 +221,12 @@ class CommandTarget:
             UsageError: the scenario names parameters that the server does not show, or that cannot be put back.
         """
         require_sayable(configuration, self._spec)
-        started = time.monotonic()
         self.attach()
-        if self.alive() and configuration == self.in_force and not self.foreign_change():
-            return ApplyRecord(how="unchanged", seconds=0.0)
+        if configuration == self.in_force and self.alive() and not self.foreign_change():
+            return None
         self.in_force = None
         self._tell_unset()
-        self._changed = True
+        self.changed = True
         document = rendered(configuration, "json", model=self._model)
         self._write(configuration, document)
         launches = self._process.launches
@@ -251,13 +246,8 @@ class CommandTarget:
         finally:
             self._copy_logs()
         self.in_force = configuration
-        now = time.monotonic()
-        if self._spec.kind != "http":
-            return ApplyRecord(how="restart", seconds=now - started)
-        was_launched = self._process.launches > launches
-        startup_s = now - launched_s if was_launched else None
-        how: Literal["restart", "hot"] = "restart" if was_launched else "hot"
-        return ApplyRecord(how=how, seconds=now - started, startup_s=startup_s)
+        was_launched = self._spec.kind == "http" and self._process.launches > launches
+        return time.monotonic() - launched_s if was_launched else None
 
     def foreign_change(self) -> str:
         """Return in words, such as `max_batch_size 8, batch_timeout_micros 0`, the parameters that an attached server
@@ -331,7 +321,7 @@ class CommandTarget:
             TargetError: the server does not answer, or another process changes it now.
             UsageError: the scenario names parameters that the server does not show, or that cannot be put back.
         """
-        if self._runs_already and not self._changed:
+        if self._runs_already and not self.changed:
             self._wait_until_listening(ANSWERS_S)
         elif self._runs_already and require_there(self.endpoint, self._on_event):
             self.in_force = None
@@ -342,7 +332,7 @@ class CommandTarget:
         if not self._claim.held:
             settings = self._settings
             self._claim.hold(lambda earlier: (settings.take_kept(earlier.config), settings.words()))
-            self._changed = self._changed or self._claim.original is not None
+            self.changed = self.changed or self._claim.original is not None
             if not self._settings.restorable:
                 self._on_event(
                     f"{self._model} keeps the parameters of the last trial at the end: without "
@@ -379,7 +369,7 @@ class CommandTarget:
         Raises:
             TargetError: the server does not take its parameters back, or `target.restore` failed.
         """
-        changed, self._changed = self._changed, False
+        changed, self.changed = self.changed, False
         self.in_force = None
         with interrupts_noted():
             try:
@@ -429,7 +419,7 @@ class CommandTarget:
     def _tell_unset(self) -> None:
         """Report once which of the variables that the commands are to get are not set here."""
         unset = [name for name in self._spec.environment or () if name not in os.environ]
-        if unset and not self._changed:
+        if unset and not self.changed:
             are = "is" if len(unset) == 1 else "are"
             self._on_event(
                 f"target.environment: {', '.join(unset)} {are} not set here, so the commands do without"
@@ -568,7 +558,7 @@ class CommandTarget:
         """Raise TargetError where waiting for the server is pointless: what was launched has ended, or a running
         server has."""
         self._raise_if_dead()
-        if self._runs_already and self._changed:
+        if self._runs_already and self.changed:
             require_there(self.endpoint, self._on_event)
 
 

@@ -20,7 +20,7 @@ from batchtune.target.endpoint import (
     read_signature,
 )
 from batchtune.target.kserve import TritonRepository, read_kserve_counters, read_kserve_signature
-from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
+from batchtune.target.telemetry import Counters, read_counters
 from batchtune.target.tfserving import TUNING_PATH
 from batchtune.wire.signature import Signature
 from batchtune.wire.tfserving.messages import (
@@ -114,11 +114,10 @@ class ExternalTarget:
         self.in_force: Configuration | None = None
         self._kserve = kserve
 
-    def apply(self, _configuration: Configuration) -> ApplyRecord:
+    def apply(self, _configuration: Configuration) -> None:
         """Change nothing, whatever the configuration; read the one in force if the server reports it."""
         read = read_tritons_parameters if self._kserve else read_parameters
         self.in_force = read(self.endpoint)
-        return ApplyRecord(how="unchanged", seconds=0.0)
 
     def counters(self) -> Counters:
         """Read the server's metrics once; without a REST port the reading has no series, unless the server speaks

@@ -88,15 +88,15 @@ def _bounded(text: bytes) -> bytes:
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def last_words(log_path: Path, *, begins_at: int = 0, lines: int = 12) -> str:
-    """Return the last lines of a log from byte `begins_at` on, indented by two spaces; "": there are none."""
+def last_words(log_path: Path, *, begins_at: int = 0) -> str:
+    """Return the last twelve lines of a log from byte `begins_at` on, indented by two spaces; "": there are none."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(begins_at, log_path.stat().st_size - 16_384))
             text = log.read().decode(errors="replace")
     except OSError:
         return ""
-    last = text.splitlines()[-lines:]
+    last = text.splitlines()[-12:]
     once = (line for at, line in enumerate(last) if not _is_said_again(line, last[at + 1 :]))
     return "\n".join(f"  {line}" for line in once)
 
@@ -224,12 +224,12 @@ class ServerProcess:
         how = "install it" if self._install is None else f"`{self._install}`"
         return f"{how}, or check target.launch, target.server, target.command or target.docker"
 
-    def log_tail(self, lines: int = 12) -> str:
-        """Return the last `lines` lines of the log, indented by two spaces; " (no log)" or " (the log is empty)" where
+    def log_tail(self) -> str:
+        """Return the last twelve lines of the log, indented by two spaces; " (no log)" or " (the log is empty)" where
         there are none."""
         if not self.log_path.exists():
             return "  (no log)"
-        return last_words(self.log_path, lines=lines) or "  (the log is empty)"
+        return last_words(self.log_path) or "  (the log is empty)"
 
     def cpu_s(self) -> float | None:
         """Return the sum of user and system CPU seconds so far of the process, its descendants and its container; None:
@@ -351,9 +351,9 @@ def launch_named(process: ServerProcess) -> Iterator[None]:
         raise TargetError(f"{error.message}; {words}", hint=hint) from error
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a TCP port of `host` that is free now, and that the kernel gives to no client's connection before the
-    server listens.
+def free_port() -> int:
+    """Return a TCP port of the loopback that is free now, and that the kernel gives to no client's connection before
+    the server listens.
 
     The kernel takes ports for connections from a range; the returned port lies below this range where there is room.
     """
@@ -361,15 +361,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     room = _first_port_of_connections() - first_port
     for _ in range(20 if room > 0 else 0):
         with contextlib.suppress(OSError):
-            return _bound(host, first_port + secrets.randbelow(room))
-    return _bound(host, 0)
+            return _bound(first_port + secrets.randbelow(room))
+    return _bound(0)
 
 
-def _bound(host: str, port: int) -> int:
+def _bound(port: int) -> int:
     """Return the port that a socket was bound to and has left again; `port` 0: any."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, port))
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])
 
 

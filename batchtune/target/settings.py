@@ -133,14 +133,11 @@ class Settings:
         return self._file_before is not None or (request is not None and request.read is not None)
 
     def original(self) -> dict[str, Any]:
-        """Read what is to be put back, and return it in the form of `kept`.
+        """Return what is to be put back, as `present` read it, in the form of `kept`.
 
         Raises:
-            TargetError: the server does not answer, or its answer cannot be read.
-            UsageError: what puts it back needs a parameter that is not shown, or `set.request.change` names an unknown
-                place.
+            UsageError: what puts it back needs a parameter that is not shown.
         """
-        self._look()
         self._require_restorable()
         return self.kept()
 
@@ -271,12 +268,13 @@ class Settings:
         if self._spec.request is None:
             return
         self._look()
-        self._notice(self._read())
+        now = self._read() if self._changed else self._document
+        self._notice(now)
         self._changed = True
         request, values = self._spec.request, self._values(configuration)
         is_off = configuration.batching is None and request.off is not None
         changed = request.off if is_off else _changed(self._part(), request, values)
-        self._send(request, {**values, CHANGED: changed})
+        self._send(request, {**values, CHANGED: changed}, now)
 
     def other_words(self) -> str:
         """Return in words, as `words` does, the parameters that an attached server has now, if somebody else changed
@@ -322,7 +320,7 @@ class Settings:
         elif file is not None and self._file_before is not None:
             Path(file.path).write_bytes(self._file_before)
         if request is not None:
-            self._send(request, {**self.shown(), CHANGED: self._part()})
+            self._send(request, {**self.shown(), CHANGED: self._part()}, self._read())
         return True
 
     def _read(self) -> Any:
@@ -405,21 +403,22 @@ class Settings:
             )
         return there[0]
 
-    def _send(self, request: RequestSetting, values: Mapping[str, Any]) -> None:
-        wanted = self._figures(values.get(CHANGED))
-        there = self._figures(self._part(self._read()))
+    def _send(self, request: RequestSetting, values: Mapping[str, Any], now: Any) -> None:
+        """Send the parameters, unless the server has them, and wait until they are in force; `now`: what it has."""
+        wanted, there = self._figures(values.get(CHANGED)), self._figures(self._part(now))
         if not wanted or wanted != there or self._spec.file is not None:
             self._given = [there, wanted] if wanted else []
             self._record()
             try:
                 self._answer(request.method, request.url, filled(request.body, values))
             finally:
-                self._note_given()
+                now = self._made()
         if request.until is not None:
             self._wait(request, request.until, filled(request.until.value, values))
+            now = None
         if request.read is None:
             return
-        now = self._part(self._read())
+        now = self._part(self._read() if now is None else now)
         self._in_force = self._figures(now)
         for place in request.change:
             asked = values_at(values.get(CHANGED), place)
@@ -427,13 +426,17 @@ class Settings:
                 shown, meant = (", ".join(map(str, values)) or "absent" for values in (in_force, asked))
                 raise TargetError(f"{request.method} {request.url}: {place} is {shown} after it, not {meant}")
 
-    def _note_given(self) -> None:
-        """Note what the server made of what was sent, which need not be what was asked for."""
+    def _made(self) -> Any:
+        """Read what the server made of what was sent, which need not be what was asked for, and note it; None: it
+        cannot be read."""
         with contextlib.suppress(TargetError):
-            made = self._figures(self._part(self._read()))
+            now = self._read()
+            made = self._figures(self._part(now))
             if made and made not in self._given:
                 self._given.append(made)
                 self._record()
+            return now
+        return None
 
     def _wait(self, request: RequestSetting, until: UntilSpec, wanted: Any) -> None:
         def failure(_left_s: float) -> str:

@@ -12,22 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Literal
 
 from batchtune.scenario.spec.http_server import MetricsSpec
 from batchtune.target.endpoint import Endpoint, answer_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyRecord:
-    """How a configuration came into force, and how many seconds that took."""
-
-    # hot: the running server took it; restart: a server was launched for it; unchanged: it was in force.
-    how: Literal["hot", "restart", "unchanged"]
-    seconds: float
-    # The part from the launch of a server until its model was AVAILABLE; None: none was launched.
-    startup_s: float | None = None
-
 
 _SESSION = ":tensorflow:serving:batching_session:"
 _OURS = ":batchtune:serving:"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from batchtune.batching.parameters import (
     LENGTH_BUCKETS,
@@ -40,7 +40,7 @@ from batchtune.target.endpoint import (
 )
 from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
 from batchtune.target.process import DYING_S, ServerLog, ServerProcess, coming_up, free_ports
-from batchtune.target.telemetry import ApplyRecord, Counters, read_counters
+from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.signature import Signature
 
 TUNING_PATH = "/v1/tuning/batching_parameters"
@@ -141,6 +141,7 @@ class TfServingTarget:
         self._demand = demand or Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
         self._told: set[str] = set()
         self._flags = spec.flag_texts
+        self._is_bundled = spec.runs == "bundled"
         self._model_names = [own.name for own in spec.models]
         self._on_event = on_event
         self._scratch = ScratchFolder()
@@ -161,26 +162,24 @@ class TfServingTarget:
         """Process id of the server; None: none runs."""
         return self._process.pid
 
-    def apply(self, configuration: Configuration) -> ApplyRecord:
-        """Bring a configuration into force: between two batches where the server can, else by a restart.
+    def apply(self, configuration: Configuration) -> float | None:
+        """Bring a configuration into force: between two batches where the server can, else by a restart. Returns the
+        seconds from the launch until its models were AVAILABLE; None: it was not restarted.
 
         Raises:
             TargetError: the server refused it, did not start, or died.
         """
-        started = time.monotonic()
         running = self._process.running
         if running and configuration == self.in_force:
-            return ApplyRecord(how="unchanged", seconds=0.0)
+            return None
         startup_s: float | None = None
-        if running and self._spec.runs == "bundled" and self._takes_hot(configuration):
+        if running and self._is_bundled and self._takes_hot(configuration):
             self._apply_hot(configuration)
-            how: Literal["hot", "restart"] = "hot"
         else:
             startup_s = self._restart(configuration)
-            how = "restart"
         self.in_force = configuration
         self._log.copy()
-        return ApplyRecord(how=how, seconds=time.monotonic() - started, startup_s=startup_s)
+        return startup_s
 
     def counters(self) -> Counters:
         """Read the server's metrics once. Where the server does not answer, the next `apply` launches it again.
@@ -309,7 +308,7 @@ class TfServingTarget:
         except TargetError as error:
             raise TargetError(self._in_users_paths(error.message), hint=error.hint) from error
         startup_s = time.monotonic() - launched_s
-        if self._spec.runs != "bundled":
+        if not self._is_bundled:
             self._process.look_for_listener(rest_port)
         return startup_s
 

@@ -8,7 +8,6 @@ one model of the repository loaded, on free ports of the loopback.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -48,7 +47,7 @@ from batchtune.target.kserve import (
 )
 from batchtune.target.model_files import served_name
 from batchtune.target.process import DYING_S, ServerLog, ServerProcess, coming_up, free_ports
-from batchtune.target.telemetry import ApplyRecord, Counters
+from batchtune.target.telemetry import Counters
 from batchtune.wire.signature import Signature
 
 
@@ -139,7 +138,7 @@ class TritonTarget:
         self._claim.keep = keep
         self._claim.record(self._found())
 
-    def apply(self, configuration: Configuration) -> ApplyRecord:
+    def apply(self, configuration: Configuration) -> None:
         """Bring a configuration into force by loading the model with it; by a restart where its server flags differ
         from those in force.
 
@@ -150,12 +149,11 @@ class TritonTarget:
         """
         if self._launched is None and self._claim.keep is None:
             raise ValueError("keep_original must run before an attached server is changed")
-        started = time.monotonic()
         if self._launched is None:
             require_there(self.endpoint, self._on_event)
         if configuration == self.in_force and self._still_in_force(configuration):
-            return ApplyRecord(how="unchanged", seconds=0.0)
-        restarted = self._restart_for(configuration)
+            return
+        self._restart_for(configuration)
         self.in_force = None
         wanted = with_batching(self._found().config, configuration)
         try:
@@ -171,7 +169,6 @@ class TritonTarget:
             hint = ADDED if is_added else ""
             raise TargetError(f"the server took {configuration.label()}, but runs {other}", hint=hint)
         self.in_force, self._batches = configuration, 0.0
-        return ApplyRecord(how="restart" if restarted else "hot", seconds=time.monotonic() - started)
 
     def counters(self) -> Counters:
         """Read the model's statistics once.
@@ -286,16 +283,13 @@ class TritonTarget:
             )
         self._batches = batches
 
-    def _restart_for(self, configuration: Configuration) -> bool:
-        """Start a launched server that does not run, or whose flags differ from the configuration's. Returns
-        whether it was started."""
+    def _restart_for(self, configuration: Configuration) -> None:
+        """Start a launched server that does not run, or whose flags differ from the configuration's."""
         flags = configuration.server_flags
         if self._launched is not None and self._launched.process.running and flags != self._flags:
             self._launched.stop()
         self._flags = flags
-        was_running = self.alive()
         self.start()
-        return not was_running
 
     def _read(self, before_load: Keep | None) -> OriginalModel:
         """Return the model as it is now, loaded for that where it is not served. Until that load has ended

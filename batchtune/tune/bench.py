@@ -149,7 +149,7 @@ class Bench:
         startup_s: float | None = None
         is_applied = False
         try:
-            startup_s = self._target.apply(plan.request.configuration).startup_s
+            startup_s = self._target.apply(plan.request.configuration)
             is_applied = True
             outcomes = self._loaded(plans)
             if self._foreign_change():

@@ -25,7 +25,7 @@ from batchtune.scenario.payloads import RequestSet, assign, build_requests
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.system import schedulable_cpus
 from batchtune.target.endpoint import Endpoint, replicas_of
-from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity, activity
+from batchtune.target.telemetry import Counters, ServerActivity, activity
 from batchtune.wire.signature import Signature
 
 REPEATS_MAX = 2
@@ -55,11 +55,12 @@ class Served(Protocol):
 class Target(Served, Protocol):
     """A protocol: a running server whose batching parameters and flags can be changed.
 
-    `apply` raises TargetError or BatchingParametersError where the server refuses them. `alive`: whether the server
-    still runs. `log_tail`: the last lines of its log.
+    `apply` returns the seconds from a launch of the server until its models were AVAILABLE (None: no launch, or not
+    known), and raises TargetError or BatchingParametersError where the server refuses the parameters. `alive`: whether
+    the server still runs. `log_tail`: the last lines of its log.
     """
 
-    def apply(self, configuration: Configuration) -> ApplyRecord: ...
+    def apply(self, configuration: Configuration) -> float | None: ...
 
     def alive(self) -> bool: ...
 

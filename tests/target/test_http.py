@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,8 @@ def attached(url: str) -> Scenario:
 def test_variables_reach_a_launched_server_in_its_own_unit() -> None:
     asked = scenario()
     with CommandTarget(asked.target) as target:
-        applied = target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000}))
-        assert applied.how == "restart"
-        assert applied.startup_s is not None
+        startup_s = target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000}))
+        assert startup_s is not None
         assert httpx.get(target.endpoint.rest_url).json() == {"app": {"size": 8, "wait": 0.002}}
         target.apply(asked.configuration({"enable_batching": False}))
         assert httpx.get(target.endpoint.rest_url).json() == {"app": {"size": 1, "wait": 0}}
@@ -140,10 +140,7 @@ def test_a_file_is_changed_at_its_places_and_put_back(running: str, tmp_path: Pa
     asked = scenario(url=f"{running}/score", launch=None, set=setting)
     with CommandTarget(asked.target) as target:
         assert target.attach() == {"size": 3}
-        assert (
-            target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000})).how
-            == "hot"
-        )
+        assert target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 2000})) is None
         assert json.loads(file.read_text()) == {"name": "m", "extra": {"size": 8}, "wait": 0.002}
     assert file.read_text() == '{"name": "m", "extra": {"size": 3}}'
 
@@ -152,10 +149,21 @@ def test_a_running_server_is_read_changed_and_put_back(running: str) -> None:
     asked = attached(running)
     with CommandTarget(asked.target) as target:
         assert target.attach() == {"size": 1, "wait": 0.0}
-        applied = target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
-        assert applied.how == "hot"
+        assert target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000})) is None
         assert httpx.get(running).json() == {"app": {"size": 8, "wait": 0.001}}
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+
+
+def test_a_trial_reads_the_parameters_once_before_it_sets_them_and_once_after(running: str) -> None:
+    change = {"app.size": "{{size}}", "app.wait": "{{wait}}"}
+    asked = changed_in_place(running, change=change)
+    reads = []
+    with CommandTarget(asked.target) as target:
+        for size in (8, 4, 1):
+            target.apply(asked.configuration({"max_batch_size": size}))
+            assert httpx.get(running).json()["app"]["size"] == size
+            reads.append(httpx.get(f"{running}/reads").json())
+    assert [later - before for before, later in pairwise(reads)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -689,10 +697,10 @@ def test_what_somebody_sets_under_a_load_is_noticed_before_the_same_configuratio
         assert not target.foreign_change()
         theirs = set_by_hand(running, size=12, wait=0.5)
         assert target.foreign_change() == "size 12, wait 0.5"
-        assert target.apply(ours).how == "hot"
+        target.apply(ours)
         set_by_hand(running, size=12, wait=0.5)  # what it gets back: no event says so again
-        assert target.apply(ours).how == "hot"
-        assert target.apply(ours).how == "unchanged"
+        target.apply(ours)
+        assert target.in_force == ours
         assert httpx.get(running).json()["app"] == {"size": 8, "wait": 0.001}
         assert target.present == theirs
     assert httpx.get(running).json()["app"] == theirs

@@ -25,7 +25,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.telemetry import ApplyRecord, Counters, ServerActivity
+from batchtune.target.telemetry import Counters, ServerActivity
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from batchtune.wire.signature import Signature, TensorSpec
 
@@ -87,16 +87,15 @@ class FakeTarget:
     def endpoint(self) -> Endpoint:
         return Endpoint(model_name="fake", grpc_port=1, rest_port=2)
 
-    def apply(self, configuration: Configuration) -> ApplyRecord:
+    def apply(self, configuration: Configuration) -> float | None:
         self.clock.sleep(self.apply_s)
         self.applied.append(configuration)
         why = self.refuses(configuration)
         if why is not None:
             raise TargetError(why)
-        how = "hot" if self.running else "restart"
+        startup_s = None if self.running else self.apply_s
         self.running, self.in_force = True, configuration
-        startup_s = self.apply_s if how == "restart" else None
-        return ApplyRecord(how=how, seconds=self.apply_s, startup_s=startup_s)
+        return startup_s
 
     def counters(self) -> Counters:
         if not self.running:

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import orjson
@@ -139,7 +138,7 @@ class VirtualTarget(FakeTarget):
     def endpoint(self) -> Endpoint:
         return Endpoint(model_name="emulated", rest_port=self.port)
 
-    def apply(self, configuration: Configuration) -> Any:
+    def apply(self, configuration: Configuration) -> float | None:
         if configuration == self.in_force and self.running:
             return super().apply(configuration)
         self.running = False

@@ -271,9 +271,9 @@ def test_the_image_of_a_side_is_what_the_engine_is_asked_to_run(here: Path) -> N
     docker = StandInDocker(here)
     scenario = candidate(image="serving:1.1", set=[f"target.docker.program={docker.program}"])
     with TfServingTarget(scenario.target) as target:
-        record = target.apply(scenario.configuration({}))
-        assert record.startup_s is not None
-        assert 0.0 < record.startup_s <= record.seconds
+        startup_s = target.apply(scenario.configuration({}))
+        assert startup_s is not None
+        assert startup_s > 0.0
         target.stop()
         assert not target.alive()
     assert "serving:1.1" in docker.command_lines[0]

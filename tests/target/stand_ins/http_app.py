@@ -4,7 +4,7 @@ Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app 
 the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change. MOST: the
 largest size that it takes. COLD: so many requests are answered by 503 first. LEAST: it fails with a smaller size.
 UNDER_LOAD: it ends at a request after so many changes of its parameters. SEIZED: with the request of this number its
-size becomes 3, as if somebody else had set it.
+size becomes 3, as if somebody else had set it. GET /reads says how often its parameters were read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ cold_left = int(os.environ.get("COLD", "0"))
 
 free_left = int(os.environ.get("SEIZED", "0"))
 
+reads = 0
+
 FAULTS = {"/fails": (500, "no model"), "/refuses": (422, "features: field required")}
 
 
@@ -30,8 +32,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        global reads
+        reads += self.path == "/parameters"
         if self.path == "/no-page":
             self._answer(404, "none")
+        elif self.path == "/reads":
+            self._answer(200, str(reads))
         elif self.path == "/metrics":
             counted = "batches_total 2", "rows_total 6", "exec_seconds_sum 1.5", "exec_seconds_count 2"
             self._answer(200, "\n".join(["# TYPE batches_total counter", *counted]))

@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[1]
 OF_A_PREDICT = 12
 """Of the bundled server, from the frames of a gRPC Predict to those of its answer."""
-OF_A_TRIAL = 35
+OF_A_TRIAL = 30
 """From one line of trials.jsonl to the next, in the process of the sweep."""
 
 

@@ -18,7 +18,7 @@ from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import as_text, fields_to_plain, from_plain
-from batchtune.tune.compare.blocks import runs_of
+from batchtune.tune.compare.result import runs_of
 from batchtune.tune.trials.trial import Trial
 
 # Where a change came from: the time of a batch, its size, the queue, the front end, or the host.

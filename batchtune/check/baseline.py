@@ -22,7 +22,7 @@ from batchtune.plain_values import fields_to_plain, from_plain
 from batchtune.provenance import comparable
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import runs_of
+from batchtune.tune.compare.result import runs_of
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, signed_percent
 

@@ -39,7 +39,8 @@ from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Variant, figures_of, paired_arms, runs_of
+from batchtune.tune.compare.blocks import Variant, paired_arms
+from batchtune.tune.compare.result import figures_of, runs_of
 from batchtune.tune.evidence.best_point import rows_per_request
 from batchtune.tune.trials.trial import Trial
 

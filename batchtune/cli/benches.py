@@ -23,8 +23,7 @@ from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
 from batchtune.target.triton import TritonTarget
 from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import Turn, Variant, plan_of
-from batchtune.tune.compare.pace_probes import duet_plan, request_cost
+from batchtune.tune.compare.blocks import Turn, Variant, duet_plan, plan_of, request_cost
 from batchtune.tune.trials.trial import parts_of
 
 if TYPE_CHECKING:

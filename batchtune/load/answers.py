@@ -22,7 +22,7 @@ from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.places import has_value
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.spec.target import name_in
-from batchtune.scenario.spec.workload import Protocol, RequestSpec
+from batchtune.scenario.spec.workload import Protocol, RequestSpec, transport_of
 from batchtune.target.endpoint import (
     Endpoint,
     control_channel,
@@ -285,7 +285,8 @@ def answers_alone(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:
     Raises:
         TargetError: a request gets no answer or an error.
     """
-    return _by_grpc(endpoint, requests) if requests.transport == "grpc" else _by_http(endpoint, requests)
+    by_grpc = transport_of(requests.protocol) == "grpc"
+    return _by_grpc(endpoint, requests) if by_grpc else _by_http(endpoint, requests)
 
 
 def _by_http(endpoint: Endpoint, requests: RequestSet) -> Iterator[bytes]:

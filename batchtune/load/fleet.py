@@ -39,6 +39,7 @@ from batchtune.load.samples import (
 from batchtune.load.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.section import require_cpus
+from batchtune.scenario.spec.workload import transport_of
 from batchtune.system import ScratchFolder, interrupts_noted
 
 START_DELAY_NS: Final = 20_000_000
@@ -173,14 +174,11 @@ class LoadFleet:
             TargetError, UsageError: an endpoint cannot be used at all (name, TLS files, port).
         """
         self._start_workers()
-        intact = False
         try:
-            samples = self._run(parts, start_ns, stops, overdue_after_s, on_progress, should_stop)
-            intact = True
-        finally:
-            if not intact:
-                self.close()
-        return samples
+            return self._run(parts, start_ns, stops, overdue_after_s, on_progress, should_stop)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the workers; those that do not end by themselves are killed."""
@@ -351,7 +349,8 @@ def _of_worker(
         samples_of(table, report, part, start_ns, one_in=one_in)
         for table, report, part in zip(tables, reports, share, strict=True)
     ]
-    return merge_endpoints(parts, [part.endpoint.authority(part.requests.transport) for part in share])
+    authorities = [part.endpoint.authority(transport_of(part.requests.protocol)) for part in share]
+    return merge_endpoints(parts, authorities)
 
 
 def _death(worker: _Worker) -> MeasurementInvalidError:

@@ -26,6 +26,7 @@ from batchtune.load.samples import (
 )
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, share_of
 from batchtune.scenario.payloads import RequestSet
+from batchtune.scenario.spec.workload import transport_of
 from batchtune.target.endpoint import Endpoint
 
 IN_FLIGHT_MAX: Final = 4096
@@ -213,13 +214,14 @@ def _connections(job: LoadJob, part: Arrivals, worker: int, workers: int) -> int
     closed_loop_grpc_connections = 4
     open_loop_connections = {"rest": 32, "grpc": 4}
     limit = share_of(job.in_flight_max, worker, workers) or 1
-    if isinstance(part, ClosedLoop) and job.requests.transport == "rest":
+    transport = transport_of(job.requests.protocol)
+    if isinstance(part, ClosedLoop) and transport == "rest":
         return min(part.concurrency, limit)
     if job.connections is not None:
         return min(share_of(job.connections, worker, workers) or 1, limit)
     if isinstance(part, ClosedLoop):
         return min(part.concurrency, closed_loop_grpc_connections)
-    return min(open_loop_connections[job.requests.transport], limit, len(part.due_ns))
+    return min(open_loop_connections[transport], limit, len(part.due_ns))
 
 
 def _capacity(part: Arrivals) -> int:

@@ -580,13 +580,11 @@ def warm_up_caveats(
     scenario's warm-up by intent (`cut`), else `warm_up_short`; () where it was long enough or the server counted no
     batch.
 
-    The length needed is that of measurement.md 2.2, without its minimum of one second, which is for servers that were
-    never loaded before.
+    The length needed is that of `warm_up_needed_s`.
     """
     if not activity.batches:
         return ()
     needed_s = warm_up_needed_s(
-        at_least_s=0.0,
         batch_timeout_s=settings.batch_timeout_s,
         batch_s=max(activity.execution_s_by_rows.values(), default=0.0),
         batch_threads=settings.batch_threads,

@@ -98,18 +98,17 @@ def quantile_estimate(
     quantile: float,
     *,
     design_effect: float = 1.0,
-    confidence: float = 0.95,
 ) -> Estimate:
     """Estimate a quantile of ascending values, shape (n,), with its order-statistic interval; UNDEFINED without values.
 
-    `quantile`, `confidence`: 0 to 1. `design_effect`, at least 1: its square root is the factor by which both ranks
-    move away from n·quantile. Ends outside the sample are ±inf.
+    `quantile`: 0 to 1. `design_effect`, at least 1: its square root is the factor by which both ranks move away from
+    n·quantile. Ends outside the sample are ±inf.
     """
     count = len(sorted_values)
     if count == 0:
         return UNDEFINED
     expected = count * quantile
-    lower, upper = binomial_quantile_ranks(count, quantile, confidence)
+    lower, upper = binomial_quantile_ranks(count, quantile)
     widening = math.sqrt(design_effect)
     if widening > 1.0:
         lower = math.floor(expected - (expected - lower) * widening)
@@ -351,15 +350,15 @@ def log_ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
 
 
 @lru_cache(maxsize=256)
-def signed_rank_interval_rank(count: int, *, confidence: float = 0.95) -> int:
+def signed_rank_interval_rank(count: int) -> int:
     """Return k such that the k-th smallest and k-th largest Walsh average bound the interval; 0: too few
     differences.
 
-    `count`: number of differences. The largest k with P(W < k) ≤ α/2, where α = 1 - confidence and W is the
-    sum of the ranks of the positive differences.
+    `count`: number of differences. The largest k with P(W < k) ≤ 2.5 %, where W is the sum of the ranks of the
+    positive differences.
     """
     below = np.cumsum(signed_rank_distribution(count))
-    return int(np.searchsorted(below, 0.5 * (1.0 - confidence) * (1.0 + 1e-12), side="right"))
+    return int(np.searchsorted(below, 0.025 * (1.0 + 1e-12), side="right"))
 
 
 def signed_rank_distribution(count: int) -> NDArray[np.float64]:

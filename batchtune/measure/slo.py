@@ -318,7 +318,6 @@ class Window:
 
 def warm_up_needed_s(
     *,
-    at_least_s: float = 1.0,
     batch_timeout_s: float = 0.0,
     batch_s: float = 0.0,
     batch_threads: int = 1,
@@ -327,12 +326,13 @@ def warm_up_needed_s(
 ) -> float:
     """Return how many seconds at the start of a run must be left out (measurement.md 2.2).
 
-    The maximum of `at_least_s` (the scenario's, else 1 s), three times (timeout + time of one batch), and the time in
-    which each batch thread gets four batches of `batch_rows` at `rows_per_s`. `batch_rows`: rows that a batch will
-    hold, which may be far below the largest size: few clients never fill a batch of 1000.
+    The maximum of three times (timeout + time of one batch), and the time in which each batch thread gets four batches
+    of `batch_rows` at `rows_per_s`; without the minimum of one second there, which is for servers that were never
+    loaded before. `batch_rows`: rows that a batch will hold, which may be far below the largest size: few clients never
+    fill a batch of 1000.
     """
     four_batches_s = 4.0 * batch_threads * batch_rows / rows_per_s if rows_per_s else 0.0
-    return max(at_least_s, 3.0 * (batch_timeout_s + batch_s), four_batches_s)
+    return max(3.0 * (batch_timeout_s + batch_s), four_batches_s)
 
 
 def window_of(samples: Samples, *, warm_up_s: float, duration_s: float | None = None) -> Window:

@@ -16,9 +16,8 @@ from batchtune.report import tables, words
 from batchtune.report.findings import Marks, labels, text_of
 from batchtune.report.live_view import measured_load, trial_line
 from batchtune.report.words import Fact
-from batchtune.tune.compare.blocks import Variant, VariantFigures
-from batchtune.tune.compare.pace_probes import comparison_seconds, is_most, run_seconds
-from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair
+from batchtune.tune.compare.blocks import Variant, comparison_seconds, is_most, run_seconds
+from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair, VariantFigures
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -113,8 +113,7 @@ class Schedule:
     duration_s: float
     # Requests over duration.
     offered_rps: float
-    # Index of each request's body, shape (n,); None until `payloads.assign`, unless a trace names recorded
-    # requests.
+    # Index of each request's body, shape (n,); None until `with_bodies`, unless a trace names recorded requests.
     request_index: NDArray[np.int32] | None = None
     # Rows of each request, shape (n,), where a trace says so.
     trace_rows: NDArray[np.int32] | None = None
@@ -130,6 +129,39 @@ class Schedule:
             request_index=None if self.request_index is None else self.request_index[worker::workers],
             trace_rows=None if self.trace_rows is None else self.trace_rows[worker::workers],
         )
+
+    def with_bodies(self, order: NDArray[np.int32], rows: Sequence[int]) -> Schedule:
+        """Return the schedule with the index of each request's body in `request_index`; to be called before it is
+        sliced.
+
+        `order`, `rows`: of the bodies, as a `RequestSet` has them. An index in a trace is taken modulo the number of
+        bodies. Where a trace has only rows, the bodies of that many rows come in turn. Without a trace, or where it has
+        neither, bodies follow `order`.
+
+        Raises:
+            UsageError: a trace has a number of rows that no body has.
+        """
+        if self.request_index is not None:
+            index = self.request_index % np.int32(len(rows))
+        elif self.trace_rows is not None:
+            index = _by_rows(self.trace_rows, np.asarray(rows))
+        else:
+            index = np.resize(order, len(self.due_ns))
+        return replace(self, request_index=index.astype(np.int32))
+
+
+def _by_rows(wanted: NDArray[np.int32], rows: NDArray[np.int_]) -> NDArray[np.int32]:
+    index = np.empty(len(wanted), dtype=np.int32)
+    for size in np.unique(wanted):
+        bodies = np.flatnonzero(rows == size)
+        if not len(bodies):
+            raise UsageError(
+                f"the trace asks for requests of {size} rows; there are some of {', '.join(map(str, np.unique(rows)))}",
+                hint=f"add a kind to request.mix: {{rows: {size}}}",
+            )
+        chosen = wanted == size
+        index[chosen] = np.resize(bodies, np.count_nonzero(chosen))
+    return index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
-from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.places import filled
 from batchtune.scenario.recordings import (
     Recording,
@@ -34,7 +33,6 @@ from batchtune.scenario.spec.workload import (
     RandomInputs,
     RandomRange,
     RequestSpec,
-    transport_of,
 )
 from batchtune.wire.kserve_infer import encode_infer_json, encode_infer_request
 from batchtune.wire.signature import Signature, TensorSpec, little_endian
@@ -204,7 +202,7 @@ class RequestSet:
 
     protocol: Protocol
     model_name: str
-    # Serialised messages (transport grpc) or the bodies of POSTs (rest).
+    # Serialised messages (gRPC) or the bodies of POSTs.
     bodies: tuple[bytes, ...]
     # Number of rows of each body.
     rows: tuple[int, ...]
@@ -220,11 +218,6 @@ class RequestSet:
     headers: tuple[tuple[str, str], ...] = ()
     # URL path of requests of protocol openai; "": the protocol or the endpoint determines it.
     path: str = ""
-
-    @property
-    def transport(self) -> Literal["grpc", "rest"]:
-        """How the bodies are sent: by gRPC, or for "rest" by HTTP/1.1."""
-        return transport_of(self.protocol)
 
 
 def build_requests(
@@ -285,26 +278,6 @@ def build_requests(
         expected=tuple(recording.outputs for recording in recordings) if compared else None,
         headers=tuple(request.headers.items()),
     )
-
-
-def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
-    """Return the schedule with the index of each request's body in `request_index`; to be called before the
-    schedule is sliced.
-
-    An index in a trace is taken modulo the number of bodies. Where a trace has only rows, the bodies of that many
-    rows come in turn. Without a trace, or where it has neither, bodies follow `requests.order`.
-
-    Raises:
-        UsageError: a trace has a number of rows that no body has.
-    """
-    count = len(schedule.due_ns)
-    if schedule.request_index is not None:
-        index = schedule.request_index % np.int32(len(requests.bodies))
-    elif schedule.trace_rows is not None:
-        index = _by_rows(schedule.trace_rows, np.asarray(requests.rows))
-    else:
-        index = np.resize(requests.order, count)
-    return replace(schedule, request_index=index.astype(np.int32))
 
 
 def _encoded(
@@ -490,17 +463,3 @@ def rotation(weights: list[float], sizes: list[int], seed: int) -> NDArray[np.in
         order[chosen] = first + np.arange(np.count_nonzero(chosen)) % size
         first += size
     return order
-
-
-def _by_rows(wanted: NDArray[np.int32], rows: NDArray[np.int_]) -> NDArray[np.int32]:
-    index = np.empty(len(wanted), dtype=np.int32)
-    for size in np.unique(wanted):
-        bodies = np.flatnonzero(rows == size)
-        if not len(bodies):
-            raise UsageError(
-                f"the trace asks for requests of {size} rows; there are some of {', '.join(map(str, np.unique(rows)))}",
-                hint=f"add a kind to request.mix: {{rows: {size}}}",
-            )
-        chosen = wanted == size
-        index[chosen] = np.resize(bodies, np.count_nonzero(chosen))
-    return index

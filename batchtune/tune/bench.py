@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
 from batchtune.load.job import LoadJob
 from batchtune.load.samples import Status
-from batchtune.measure.caveats import HostGuard, HostNoise
+from batchtune.measure.caveats import HostGuard
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.measure.slo import SloWatch, primary_limit
@@ -35,9 +35,19 @@ from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule, arrivals
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.command import CommandTarget
-from batchtune.target.telemetry import ServerActivity, activity
+from batchtune.target.telemetry import ServerActivity
 from batchtune.target.tfserving import ServedModel, TfServingTarget
-from batchtune.tune.loader import PATIENCE, Figures, Guard, Loader, LoadRun, Served, Target
+from batchtune.tune.loader import (
+    PATIENCE,
+    Figures,
+    Guard,
+    Loader,
+    LoadGroup,
+    LoadRun,
+    NotLoadedError,
+    Served,
+    Target,
+)
 from batchtune.tune.one_capacity import find_capacity
 from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
 from batchtune.tune.trials.trial import (
@@ -112,10 +122,10 @@ class Bench:
         self._on_live = on_live
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._together: _Together | None = None
+        self._together: LoadGroup | None = None
         self._answered_with: Configuration | None = None
         if isinstance(fleet, Mapping):
-            guard = self._together = _Together(target, HostGuard() if guard is None else guard)
+            guard = self._together = LoadGroup(target, HostGuard() if guard is None else guard)
 
         def model(own: Scenario, served: Served, sender: AnyFleet) -> _ModelBench:
             loader = Loader(own, served, sender, sleep=sleep, guard=guard, client_max_rps=client_max_rps)
@@ -244,7 +254,7 @@ class Bench:
             except BaseException:
                 together.abort()
                 raise
-        for error in sorted(errors, key=lambda error: isinstance(error, _NotLoadedError)):
+        for error in sorted(errors, key=lambda error: isinstance(error, NotLoadedError)):
             raise error
         return {name: run.result() for name, run in runs.items()}
 
@@ -278,7 +288,7 @@ class Bench:
             raise
         except TargetError as error:
             raise ServerGoneError(f"{where}: {error.message}", hint=hint) from error
-        if not self._models[""].answers_one(limit_s):
+        if not self._models[""].loader.answers_one(limit_s):
             failure = f"no answer within {limit_s:.3g} s to a request sent alone after trial {plan.number}"
             raise ServerGoneError(f"{where}: {failure}", hint=hint)
 
@@ -356,7 +366,7 @@ class Bench:
             return None  # it was overwhelmed, and that is an answer
         # A load that was ended early may have been ended before the first answer; a lone request waits behind it.
         model = self._models.get("") if samples.stopped_early and is_overload(samples) else None
-        if model is not None and model.answers_one(model.scenario.request.timeout_s):
+        if model is not None and model.loader.answers_one(model.scenario.request.timeout_s):
             return None
         return unanswered(samples)
 
@@ -375,10 +385,6 @@ def _whole(ended: Trial, parts: Mapping[str, Trial], server: ServerActivity | No
     )
 
 
-class _NotLoadedError(TargetError):
-    """The load of a model was ended, or did not begin, because the load of another model failed."""
-
-
 class _ModelBench:
     """Loads one model of the server; `together`: what ties its load to those of the other models, None: it is alone."""
 
@@ -389,21 +395,20 @@ class _ModelBench:
         *,
         on_live: Callable[[Plan, LiveAggregate], None],
         now_s: Callable[[], float],
-        together: _Together | None,
+        together: LoadGroup | None,
     ) -> None:
         self.scenario = scenario
-        self._loader = loader
+        self.loader = loader
         self._on_live = on_live
         self._now_s = now_s
         self._together = together
 
     def load(self, plan: Plan) -> _Outcome:
         """Send the plan's load, or search the capacity where the plan needs one, and return what was measured."""
-        return self._capacity(plan) if self._asks_capacity(plan) else self._one_load(plan)
-
-    def answers_one(self, limit_s: float) -> bool:
-        """Whether a request that is sent alone gets an answer within `limit_s` seconds."""
-        return self._loader.answers_one(limit_s)
+        if self._asks_capacity(plan):
+            return self._capacity(plan)
+        figures = self._one_load(plan)
+        return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
 
     def _keeps_part(self, plan: Plan) -> bool:
         """Whether Ctrl-C keeps the part of a load that was measured: of `batchtune load`, for one model."""
@@ -413,7 +418,7 @@ class _ModelBench:
         """Make the load generators' job for a plan that lasts `duration_s` seconds, without warm-up."""
         arrivals = arrivals_of(self.scenario.load, duration_s=duration_s, seed=plan.seed)
         timeout_s = self._times(plan).timeout_s
-        return self._loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
+        return self.loader.job(LoadRun(arrivals=arrivals, warm_up_s=0.0, timeout_s=timeout_s, patient=True))
 
     def constraints(self, measurement: Measurement) -> dict[str, float]:
         """Return by how much the measurement exceeds each limit of this model's SLO, as a share of the limit: name of
@@ -432,7 +437,7 @@ class _ModelBench:
             and plan.request.concurrency is None
         )
 
-    def _one_load(self, plan: Plan) -> _Outcome:
+    def _one_load(self, plan: Plan) -> Figures:
         load = self.scenario.load
         short = plan.request.duration_s is not None
         if load.requests is not None and not short:
@@ -467,11 +472,14 @@ class _ModelBench:
             patient=plan.request.source in NO_CANDIDATES,
             kept_if_interrupted=self._keeps_part(plan),
         )
-        figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
+        figures = self._send(plan, run)
         is_lone = plan.request.source == "probe" and plan.request.concurrency == 1
         if is_lone and self._together is None:
-            figures = self._with_enough_answers(plan, run, figures)
-        return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+            return self._with_enough_answers(plan, run, figures)
+        return figures
+
+    def _send(self, plan: Plan, run: LoadRun) -> Figures:
+        return self.loader.run(run, on_live=lambda live: self._on_live(plan, live))
 
     def _ends(
         self, should_stop: Callable[[LiveAggregate], bool] | None
@@ -492,7 +500,7 @@ class _ModelBench:
         longer = replace(
             run, arrivals=ClosedLoop(concurrency=1, duration_s=enough_s), warm_up_s=0.0, whole=True
         )
-        return self._loader.run(longer, on_live=lambda live: self._on_live(plan, live))
+        return self._send(plan, longer)
 
     def _times(self, plan: Plan) -> RunTimes:
         scenario = self.scenario
@@ -543,17 +551,14 @@ class _ModelBench:
             batch_rows_max=batch_requests_max,
         )
 
-    def _counted_requests(self, plan: Plan) -> _Outcome:
+    def _counted_requests(self, plan: Plan) -> Figures:
         """Send the scenario's number of requests, after a warm-up that is a load of its own; all of them count, from
         the first request to the last answer."""
         load = self.scenario.load
         arrivals = arrivals_of(load, concurrency=plan.request.concurrency, duration_s=load.duration_s)
         if load.warm_up_s > 0.0 and isinstance(arrivals, ClosedLoop):
             warm_up = replace(arrivals, duration_s=load.warm_up_s, requests_max=None)
-            self._loader.run(
-                LoadRun(arrivals=warm_up, warm_up_s=0.0, should_stop=self._ends(None)),
-                on_live=lambda live: self._on_live(plan, live),
-            )
+            self._send(plan, LoadRun(arrivals=warm_up, warm_up_s=0.0, should_stop=self._ends(None)))
         run = LoadRun(
             arrivals=arrivals,
             warm_up_s=0.0,
@@ -561,8 +566,7 @@ class _ModelBench:
             should_stop=self._ends(None),
             kept_if_interrupted=self._keeps_part(plan),
         )
-        figures = self._loader.run(run, on_live=lambda live: self._on_live(plan, live))
-        return _Outcome(figures=figures, objective=self._objective(plan, figures.measurement))
+        return self._send(plan, run)
 
     def _objective(self, plan: Plan, measurement: Measurement) -> Estimate:
         if self.scenario.objective == "latency":
@@ -575,7 +579,7 @@ class _ModelBench:
 
     def _capacity(self, plan: Plan) -> _Outcome:
         def load(request: TrialRequest, number: int) -> Figures:
-            return self._one_load(replace(plan, request=request, seed=plan.seed + number)).figures
+            return self._one_load(replace(plan, request=request, seed=plan.seed + number))
 
         bracket, figures = find_capacity(
             load, self.scenario, plan.request, pace=plan.pace or Pace(), now_s=self._now_s
@@ -588,76 +592,6 @@ class _ModelBench:
             if run.rate_rps is not None
         )
         return _Outcome(figures=figures, objective=objective, probes=probes)
-
-
-class _Together:
-    """Ties the loads of several models together: they begin at once, and a failure of one ends all.
-
-    It is the `Guard` of each load: `begin` and `end` wait for the other loads, and the host is watched once,
-    from the first to the last. `server`: the change of the server's counters meanwhile; None: no load has
-    ended yet.
-    """
-
-    def __init__(self, target: Target, guard: Guard) -> None:
-        self._target = target
-        self._guard = guard
-        self.server: ServerActivity | None = None
-
-    def prepare(self, loads: int, *, ends_all: bool) -> None:
-        """Make ready for `loads` loads; `ends_all`: when one of them ends early, all end."""
-        self._cpus: Collection[int] | None = None
-        self._first = threading.Barrier(loads, self._begin)
-        self._last = threading.Barrier(loads, self._end)
-        self._stop = threading.Event()
-        self._ends_all = ends_all
-        self._client_cpu_s: list[float] = []
-
-    def begin(self, *, cpus: Collection[int] | None = None) -> None:
-        self._cpus = cpus
-        # How long one load waits for the others' requests to be encoded, and asked alone where answers are
-        # expected.
-        ready_limit_s = 120.0
-        _wait(self._first, ready_limit_s)
-
-    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
-        self._client_cpu_s.append(client_cpu_s)
-        _wait(self._last, None)
-        return self._noise
-
-    def abort(self) -> None:
-        """End the loads that run; those that wait to begin raise `_NotLoadedError`."""
-        self._stop.set()
-        self._first.abort()
-        self._last.abort()
-
-    def ends(self, should_stop: Callable[[LiveAggregate], bool] | None) -> Callable[[LiveAggregate], bool]:
-        """Return a function of a load's live counts that is True when the load is to stop: `should_stop` says so, or
-        another load has ended early or failed."""
-
-        def stops(live: LiveAggregate) -> bool:
-            if should_stop is not None and should_stop(live):
-                if self._ends_all:
-                    self._stop.set()
-                return True
-            return self._stop.is_set()
-
-        return stops
-
-    def _begin(self) -> None:
-        self._guard.begin(cpus=self._cpus)
-        self._before = self._target.counters()
-
-    def _end(self) -> None:
-        self.server = activity(self._before, self._target.counters())
-        server_cpu_s, client_cpu_s = self.server.server_cpu_s, sum(self._client_cpu_s)
-        self._noise = self._guard.end(server_cpu_s=server_cpu_s, client_cpu_s=client_cpu_s)
-
-
-def _wait(barrier: threading.Barrier, limit_s: float | None) -> None:
-    try:
-        barrier.wait(limit_s)
-    except threading.BrokenBarrierError as error:
-        raise _NotLoadedError("not loaded, because the load of another model failed") from error
 
 
 def _known(objective: Estimate | None) -> Estimate | None:
@@ -680,31 +614,3 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
         return live.elapsed_s >= enough_s and live.errors + live.late + live.overdue >= hopeless_ratio * total
 
     return far_beyond
-
-
-class Nodes(Protocol):
-    """A protocol: what can run several trials at once, one on each node."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the nodes that still work; empty: there is one server, which has no name."""
-
-    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        """Run these trials, each on the next node that is free, and yield each as it ends, with `node` set.
-
-        Raises:
-            MeasurementInvalidError: no node is left.
-        """
-
-
-class OneServer:
-    """`Nodes` for a single server: runs one trial after another."""
-
-    names: Sequence[str] = ()
-
-    def __init__(self, bench: TrialBench) -> None:
-        self._bench = bench
-
-    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
-        for plan in plans:
-            yield self._bench.run(plan)

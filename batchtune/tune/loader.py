@@ -1,7 +1,8 @@
-"""Sends one load to the target with the parameters that it has, and measures the answers."""
+"""Sends one load to the target with the parameters that it has, or one to each model, and measures the answers."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
+from batchtune.errors import TargetError
 from batchtune.load.answers import prompts_to, require_answer, with_lone_answers
 from batchtune.load.cluster.cluster_fleet import AnyFleet, WorkerLostError
 from batchtune.load.fleet import LiveAggregate, LoadInterrupted
@@ -21,8 +23,9 @@ from batchtune.measure.measurement import Measurement, measure, warm_up_caveats
 from batchtune.measure.slo import Window, between_answers, primary_limit, whole_run, window_of
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
-from batchtune.scenario.payloads import RequestSet, assign, build_requests
+from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.workload import transport_of
 from batchtune.system import schedulable_cpus
 from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import Counters, ServerActivity, activity
@@ -340,6 +343,8 @@ class Loader:
         requests = self._encoded()
         limit_s = None if load.patient else slo.patience_s(streams=request.protocol == "openai")
         arrivals = load.arrivals
+        if isinstance(arrivals, Schedule):
+            arrivals = arrivals.with_bodies(requests.order, requests.rows)
         timeout_s = request.timeout_s if load.timeout_s is None else load.timeout_s
         if timeout_s != requests.timeout_s:
             requests = replace(requests, timeout_s=timeout_s)  # it travels with a gRPC call
@@ -348,9 +353,9 @@ class Loader:
         endpoint = self._target.endpoint
         return LoadJob(
             endpoint=endpoint,
-            replicas=replicas_of(endpoint, self._scenario.target.endpoints, requests.transport),
+            replicas=replicas_of(endpoint, self._scenario.target.endpoints, transport_of(requests.protocol)),
             requests=requests,
-            arrivals=assign(arrivals, requests) if isinstance(arrivals, Schedule) else arrivals,
+            arrivals=arrivals,
             timeout_s=timeout_s,
             drain_s=None if limit_s is None else min(timeout_s, PATIENCE * limit_s),
             in_flight_max=self._scenario.load.max_in_flight or IN_FLIGHT_MAX,
@@ -420,6 +425,80 @@ class Loader:
                 return
             longest_s = max(longest_s, _longest_batch_s(moved))
             before = after
+
+
+class NotLoadedError(TargetError):
+    """The load of a model was ended, or did not begin, because the load of another model failed."""
+
+
+class LoadGroup:
+    """Ties the loads of several models together: they begin at once, and a failure of one ends all.
+
+    It is the `Guard` of each load: `begin` and `end` wait for the other loads, and the host is watched once,
+    from the first to the last. `server`: the change of the server's counters meanwhile; None: no load has
+    ended yet.
+    """
+
+    def __init__(self, target: Target, guard: Guard) -> None:
+        self._target = target
+        self._guard = guard
+        self.server: ServerActivity | None = None
+
+    def prepare(self, loads: int, *, ends_all: bool) -> None:
+        """Make ready for `loads` loads; `ends_all`: when one of them ends early, all end."""
+        self._cpus: Collection[int] | None = None
+        self._first = threading.Barrier(loads, self._begin)
+        self._last = threading.Barrier(loads, self._end)
+        self._stop = threading.Event()
+        self._ends_all = ends_all
+        self._client_cpu_s: list[float] = []
+
+    def begin(self, *, cpus: Collection[int] | None = None) -> None:
+        self._cpus = cpus
+        # How long one load waits for the others' requests to be encoded, and asked alone where answers are
+        # expected.
+        ready_limit_s = 120.0
+        _wait(self._first, ready_limit_s)
+
+    def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
+        self._client_cpu_s.append(client_cpu_s)
+        _wait(self._last, None)
+        return self._noise
+
+    def abort(self) -> None:
+        """End the loads that run; those that wait to begin raise `NotLoadedError`."""
+        self._stop.set()
+        self._first.abort()
+        self._last.abort()
+
+    def ends(self, should_stop: Callable[[LiveAggregate], bool] | None) -> Callable[[LiveAggregate], bool]:
+        """Return a function of a load's live counts that is True when the load is to stop: `should_stop` says so, or
+        another load has ended early or failed."""
+
+        def stops(live: LiveAggregate) -> bool:
+            if should_stop is not None and should_stop(live):
+                if self._ends_all:
+                    self._stop.set()
+                return True
+            return self._stop.is_set()
+
+        return stops
+
+    def _begin(self) -> None:
+        self._guard.begin(cpus=self._cpus)
+        self._before = self._target.counters()
+
+    def _end(self) -> None:
+        self.server = activity(self._before, self._target.counters())
+        server_cpu_s, client_cpu_s = self.server.server_cpu_s, sum(self._client_cpu_s)
+        self._noise = self._guard.end(server_cpu_s=server_cpu_s, client_cpu_s=client_cpu_s)
+
+
+def _wait(barrier: threading.Barrier, limit_s: float | None) -> None:
+    try:
+        barrier.wait(limit_s)
+    except threading.BrokenBarrierError as error:
+        raise NotLoadedError("not loaded, because the load of another model failed") from error
 
 
 def _window(load: LoadRun, samples: Samples, *, interrupted: bool = False) -> Window:

@@ -14,8 +14,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import OPEN, Bracket, BracketRun, next_rate, runs_of
 from batchtune.tune.loader import Figures
-from batchtune.tune.trials.pace import Pace, times_of
-from batchtune.tune.trials.space import clients_to_fill
+from batchtune.tune.trials.pace import Pace, clients_to_fill, times_of
 from batchtune.tune.trials.trial import Trial, TrialRequest
 
 BURST_S, CLIENTS_MAX = 1.0, 256

@@ -369,10 +369,8 @@ def test_a_measurement_survives_json() -> None:
 
 
 def test_the_warm_up_is_the_longest_of_its_rules() -> None:
-    assert warm_up_needed_s() == 1.0
     assert warm_up_needed_s(batch_timeout_s=0.5, batch_s=0.1) == pytest.approx(1.8)
     assert warm_up_needed_s(batch_threads=2, batch_rows=100, rows_per_s=400) == 2.0
-    assert warm_up_needed_s(at_least_s=3.0, batch_threads=2, batch_rows=100, rows_per_s=400) == 3.0
 
 
 def test_mser5_cuts_a_transient_and_keeps_a_steady_series() -> None:

@@ -16,7 +16,7 @@ from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
 from batchtune.report.findings import advice_of, labels, print_json, text_of, texts, worded
-from batchtune.tune.search.contenders import throughput_interval_rule
+from batchtune.tune.search.proposals import throughput_interval_rule
 from tests.check.check_fakes import measurement
 
 ROOT = Path(batchtune.__file__).parent

@@ -24,8 +24,7 @@ from batchtune.report.html.shell.document import Report, _coded
 from batchtune.report.html.shell.drawing import Figure, Section
 from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
-from batchtune.tune.compare.blocks import runs_of
-from batchtune.tune.compare.result import ARMS, summarise
+from batchtune.tune.compare.result import ARMS, runs_of, summarise
 from tests.report.pages import (
     EVIL,
     NOISY_BLOCK,

@@ -14,7 +14,7 @@ from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.workload import DISTINCT_LENGTHS, LengthsSpec
-from batchtune.tune.trials.space import Space, lies_inside
+from batchtune.tune.search.contenders import Space, lies_inside
 from tests.scenario.test_payloads import arrays_in, build, request, signature
 from tests.scenario.test_reader import SMALL, changed
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.arrivals import Schedule, draw
-from batchtune.scenario.payloads import RequestSet, assign, build_requests
+from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.workload import LoadSpec, RequestSpec
 from batchtune.wire.encoding import tfrecords
 from batchtune.wire.signature import Signature, TensorSpec
@@ -354,6 +354,10 @@ def test_expected_answers_must_be_as_many_as_the_rows(tmp_path: Path) -> None:
 
 def schedule(count: int, **columns: Any) -> Schedule:
     return Schedule(due_ns=np.arange(count), duration_s=1.0, offered_rps=float(count), **columns)
+
+
+def assign(schedule: Schedule, requests: RequestSet) -> Schedule:
+    return schedule.with_bodies(requests.order, requests.rows)
 
 
 def test_requests_are_assigned_in_rotation_by_index_or_by_rows() -> None:

@@ -30,8 +30,11 @@ from batchtune.report.comparison import (
 )
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import Turn, Variant, chosen_variants, compare
-from batchtune.tune.compare.pace_probes import (
+from batchtune.tune.compare.blocks import (
+    Turn,
+    Variant,
+    chosen_variants,
+    compare,
     comparison_seconds,
     leaves_duration_open,
     probed_pace,

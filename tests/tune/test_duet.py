@@ -7,8 +7,7 @@ import math
 import pytest
 
 from batchtune.scenario.reader import parse_scenario
-from batchtune.tune.compare.blocks import Variant
-from batchtune.tune.compare.pace_probes import DUET_S, PAIRS_MIN, TURN_S, duet_plan, request_cost
+from batchtune.tune.compare.blocks import DUET_S, PAIRS_MIN, TURN_S, Variant, duet_plan, request_cost
 from tests.check.check_fakes import exactly, measurement, trial
 
 SCENARIO = """\

@@ -16,7 +16,7 @@ from batchtune.load.samples import NEVER_NS
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.space import Space
+from batchtune.tune.search.contenders import Space
 from batchtune.twin.simulator.simulate import Batcher, Device, batcher_of, open_summary
 from tests.tune.tune_fakes import OURS, SESSION, FakeClock, FakeFleet, FakeTarget, _Played
 from tests.twin.simulated_run import SimulatedRun, simulate_closed, simulate_open

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batchtune.measure.slo import Limit
-from batchtune.scenario.payloads import assign, build_requests
+from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.twin.replicas import highest_rates
 from batchtune.twin.service_time import Fitted, linear_service_time
@@ -150,7 +150,7 @@ def test_a_trace_that_names_its_requests_has_the_rows_of_what_the_load_sends(tmp
     rows, _ = of_trace(tmp_path / "t.csv", "request", *INDEX)
     request = scenario_of(request={"mix": MIX}).request
     sent = build_requests(request, TOKENS, model_name="m")
-    index = assign(schedule(len(INDEX), request_index=INDEX), sent).request_index
+    index = schedule(len(INDEX), request_index=INDEX).with_bodies(sent.order, sent.rows).request_index
     assert index is not None
     counts = np.unique(np.array(sent.rows)[index], return_counts=True)
     assert rows == dict(zip(*(column.tolist() for column in counts), strict=True))

@@ -31,16 +31,17 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.system import ScratchFolder, absolute
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
-from batchtune.tune.compare.blocks import Turn, Variant, compare
-from batchtune.tune.compare.pace_probes import (
+from batchtune.tune.compare.blocks import (
     DUET_S,
+    Turn,
+    Variant,
+    compare,
     comparison_seconds,
     leaves_duration_open,
     probed_paces,
 )
 from batchtune.tune.one_capacity import BURST_S, CLIENTS_MAX
-from batchtune.tune.trials.pace import PROBE_WARM_UP_S
-from batchtune.tune.trials.space import clients_to_fill
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S, clients_to_fill
 from batchtune.units import counted, rounded_duration
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from batchtune.report.comparison import (
 from batchtune.report.findings import print_json, worded
 from batchtune.scenario.reader import ScenarioText, lines_named, read_scenario, read_variants
 from batchtune.target.choice import placed, refuse_several_models
-from batchtune.tune.compare.blocks import Variant, chosen_variants, compare
-from batchtune.tune.compare.pace_probes import probed_paces
+from batchtune.tune.compare.blocks import Variant, chosen_variants, compare, probed_paces
 from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
 from batchtune.units import counted
 

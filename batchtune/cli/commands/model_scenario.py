@@ -36,8 +36,7 @@ from batchtune.target.address import Address, answering_at, attachable, language
 from batchtune.target.choice import placed, target_of
 from batchtune.target.external import ExternalTarget
 from batchtune.target.model_files import served_name
-from batchtune.tune.sweep.sweep import pace_of, proposed
-from batchtune.tune.trials.pace import usual_budget_s
+from batchtune.tune.trials.pace import proposed, tried_pace, usual_budget_s
 from batchtune.units import counted, format_duration, rounded_duration
 from batchtune.wire.signature import Signature, TensorSpec
 
@@ -314,7 +313,7 @@ def _search_of(scenario: Scenario, tries: FirstTries, *, load: Mapping[str, Any]
     its speed."""
     larger_s = tries.lone_s * TIMES_LARGER if tries.larger_s is None else tries.larger_s
     larger_rows = TIMES_LARGER * scenario.request.rows
-    pace = pace_of(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=larger_rows)
+    pace = tried_pace(scenario, lone_s=tries.lone_s, larger_s=larger_s, larger_rows=larger_rows)
     parts = proposed(scenario, pace)
     if tries.refusal is not None and "space" in parts["search"]:
         sizes = parts["search"]["space"]["max_batch_size"]

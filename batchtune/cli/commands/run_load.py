@@ -46,8 +46,7 @@ from batchtune.target.choice import LaunchedTarget, external_target, target_of
 from batchtune.target.claim import foreign_parameters
 from batchtune.target.external import ExternalTarget
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.compare.blocks import REPEATS_SHARE
-from batchtune.tune.compare.pace_probes import leaves_duration_open, probed_pace
+from batchtune.tune.compare.blocks import REPEATS_SHARE, leaves_duration_open, probed_pace
 from batchtune.tune.evidence.best_point import best_point, spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.trials.pace import times_of

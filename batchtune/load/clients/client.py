@@ -12,7 +12,7 @@ from batchtune.errors import UsageError
 from batchtune.load.clients.source import Client, Source
 from batchtune.load.samples import Recorder
 from batchtune.scenario.payloads import RequestSet
-from batchtune.scenario.spec.workload import Protocol
+from batchtune.scenario.spec.workload import Protocol, transport_of
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.kserve_infer import INFER_PATH, JSON_LENGTH_HEADER, json_length
 
@@ -40,7 +40,7 @@ def make_client(
     Raises:
         UsageError: the endpoint has no port for the protocol.
     """
-    if requests.transport == "grpc":
+    if transport_of(requests.protocol) == "grpc":
         from batchtune.load.clients.grpc import GrpcClient
 
         _require(endpoint.grpc_port, "gRPC")

@@ -18,7 +18,8 @@ from batchtune.report.html.shell.document import Report
 from batchtune.report.html.shell.drawing import Figure, Section, Table
 from batchtune.report.words import Fact, capitalised, headline_of, models_text, sentence, shortened
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Variant, figures_of
+from batchtune.tune.compare.blocks import Variant
+from batchtune.tune.compare.result import figures_of
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted
 

@@ -29,8 +29,8 @@ from batchtune.report.words import models_text, shortened
 from batchtune.scenario.reader import read_kept_variants
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import Metric, Variant, figure_of, is_noisy, runs_of
-from batchtune.tune.compare.result import Comparison, Pair, summarise
+from batchtune.tune.compare.blocks import Variant, is_noisy
+from batchtune.tune.compare.result import Comparison, Metric, Pair, figure_of, runs_of, summarise
 from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted
 

@@ -34,7 +34,7 @@ from batchtune.tune.evidence.bracket import (
     runs_of,
 )
 from batchtune.tune.search.capacity import LOOP_SHARE
-from batchtune.tune.trials.space import Space
+from batchtune.tune.search.contenders import Space
 from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
 from batchtune.units import percentage
 

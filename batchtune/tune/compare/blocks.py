@@ -1,208 +1,39 @@
 """Runs the variants of a scenario in blocks, so that only what differs between them can make the difference.
 
-Each block runs every variant once, one after another and under one seed, in an order drawn at random and mirrored in
-the next block (ABBA). A trial on a noisy host is repeated, and every attempt is archived. A variant that fails twice in
-a row is left out from then on; the others go on.
+Before the first block short probes measure the speed of the servers, by which the length of the loads is planned. Each
+block runs every variant once, one after another and under one seed, in an order drawn at random and mirrored in the
+next block (ABBA). A trial on a noisy host is repeated, and every attempt is archived. A variant that fails twice in a
+row is left out from then on; the others go on.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import count, pairwise
-from typing import Literal
+from itertools import count
+from typing import Final
 
 from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration
 from batchtune.errors import UsageError
-from batchtune.measure.bottleneck import Bottleneck
+from batchtune.load.duet import DuetPlan
 from batchtune.measure.caveats import HOST_CODES
-from batchtune.measure.measurement import Measurement, padding_per_element
-from batchtune.measure.quantiles import SHOWN, Estimate, balanced_orders, typical
-from batchtune.plain_values import Coded
+from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench
-from batchtune.tune.evidence.best_point import rows_per_request, usual_bottleneck
 from batchtune.tune.loader import REPEATS_MAX
-from batchtune.tune.trials.pace import Pace
-from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, parts_of
-
-# What does one variant of a comparison show over its blocks, and what limits it?
-
-Metric = Literal["throughput", "rows", "p95", "capacity"]
-"""The compared figure of a run: throughput in requests/s, rows/s (where requests differ in rows), p95 in seconds,
-capacity in requests/s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantFigures:
-    """Figures of one variant over its blocks. An Estimate has the value typical of a run, and an interval by the spread
-    between blocks; None: not measured.
-
-    `rows_per_request`, `mean_batch_rows`, `error_ratio`, `device_busy_ratio`: means over the runs. The last is the
-    share of the time in which the device part of the model ran; None: the server does not count it.
-    `runs`: number of blocks with a complete run, the last of which counts. `noisy`: in how many of these runs the host
-    was noisy in spite of all repeats.
-    `requests`, `wall_s`: the fixed number of requests, and the seconds that they took; None: runs were bounded by time.
-    `latency_s`: quantile name -> seconds.
-    `caveats`: those that most runs have. `failure`: why the last attempt failed; None: it did not.
-    `padding_per_element`: elements added to fill up shorter inputs, per element sent; None: all inputs have one length.
-    """
-
-    name: str
-    protocol: str
-    rows_per_request: float | None
-    configuration: Configuration
-    runs: int
-    noisy: int
-    requests: int | None
-    wall_s: Estimate | None
-    throughput_rps: Estimate | None
-    throughput_rows_per_s: Estimate | None
-    latency_s: dict[str, Estimate]
-    mean_batch_rows: float | None
-    error_ratio: float
-    bottleneck: Bottleneck | None
-    caveats: tuple[Coded, ...]
-    failure: str | None
-    padding_per_element: float | None = None
-    device_busy_ratio: float | None = None
-
-    @property
-    def client_limited(self) -> bool:
-        """Whether the load generator rather than the server limits the variant's throughput."""
-        return self.bottleneck is not None and self.bottleneck.kind == "client"
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether the host was noisy in the last complete run of every block, and there is one; False without any."""
-        return 0 < self.runs == self.noisy
-
-
-def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
-    """Compute the figures of one variant from `trials`; those of other variants and failed ones are ignored."""
-    runs = runs_of(trials, variant.name)
-    counted = list(runs.values())
-    measured = [trial.measurement for trial in counted if trial.measurement is not None]
-    servers = [run.server for run in measured if run.server is not None]
-    requests = variant.scenario.load.requests
-    complete = requests is not None and all(run.requests == requests for run in measured)
-    last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
-    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in shown_latencies(counted)}
-    return VariantFigures(
-        name=variant.name,
-        protocol=variant.scenario.request.protocol,
-        rows_per_request=_mean(map(rows_per_request, measured)),
-        configuration=variant.configuration,
-        runs=len(counted),
-        noisy=sum(is_noisy(trial) for trial in counted),
-        requests=requests if complete else None,
-        wall_s=typical(run.window_s for run in measured) if complete else None,
-        throughput_rps=typical(map(figure_of("throughput"), counted)),
-        throughput_rows_per_s=typical(map(figure_of("rows"), counted)),
-        latency_s={name: latency for name, latency in latencies.items() if latency is not None},
-        mean_batch_rows=_mean(server.mean_batch_rows for server in servers),
-        error_ratio=_mean(run.error_ratio for run in measured) or 0.0,
-        bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
-        caveats=_caveats(measured),
-        failure=None if last is None else last.failure,
-        padding_per_element=padding_per_element(run.server for run in measured),
-        device_busy_ratio=_mean(server.device_busy_ratio for server in servers),
-    )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
-    """Return block number -> the run that counts: the last complete trial of the variant `name` in that block."""
-    return {
-        trial.block: trial
-        for trial in parts_of(trials)
-        if trial.reason == name
-        and trial.block is not None
-        and trial.state == "complete"
-        and trial.measurement is not None
-    }
-
-
-def noise_repeats(trials: Sequence[Trial]) -> int:
-    """Count the trials that repeat an earlier one which noise of the host had disturbed."""
-    return sum(
-        (before.reason, before.block) == (after.reason, after.block)
-        and before.state == "complete"
-        and is_noisy(before)
-        for before, after in pairwise(sorted(parts_of(trials), key=lambda trial: trial.reason))
-    )
-
-
-def figure_of(metric: Metric) -> Callable[[Trial], float]:
-    """Return a function that takes a trial and returns its figure for `metric`; NaN where it was not measured."""
-
-    def value(trial: Trial) -> float:
-        measured = trial.measurement
-        if measured is None:
-            return math.nan
-        match metric:
-            case "throughput":
-                return measured.throughput_rps.value
-            case "rows":
-                return measured.throughput_rows_per_s.value
-            case "p95":
-                return measured.latency_s["p95"].value
-            case "capacity":
-                return math.nan if trial.objective is None else trial.objective.value
-
-    return value
-
-
-def latency_of(quantile: str) -> Callable[[Trial], float]:
-    """Return a function that takes a trial and returns its latency at `quantile`, a name such as `p95` or `ttft_p50`,
-    in seconds; NaN where not measured."""
-
-    def value(trial: Trial) -> float:
-        known = None if trial.measurement is None else trial.measurement.latency_s.get(quantile)
-        return math.nan if known is None else known.value
-
-    return value
-
-
-def shown_latencies(trials: Iterable[Trial]) -> tuple[str, ...]:
-    """Return the names of the latencies to compare, SHOWN (`p50`, `p95`, `p99`); where answers were streamed, those of
-    first tokens (`ttft_p50`, `ttft_p95`) and gaps (`itl_p50`, `itl_p99`) before them."""
-    names = {
-        name for trial in trials if trial.measurement is not None for name in trial.measurement.latency_s
-    }
-    streamed = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p99")
-    return (*(name for name in streamed if name in names), *SHOWN)
-
-
-def _typical_latency(values: Iterable[float]) -> Estimate | None:
-    """Return `typical` of these latencies; where one is infinite (too many errors), the median without an interval."""
-    known = [seconds for seconds in values if not math.isnan(seconds)]
-    if all(map(math.isfinite, known)):
-        return typical(known)
-    return Estimate(value=statistics.median(known), low=math.nan, high=math.nan)
-
-
-def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
-    """The caveats that more than half of the runs have, one of each code, with the figures of the last run.
-
-    Those about noise of the host are left out: `VariantFigures.noisy` counts them.
-    """
-    counts = Counter(code for run in measured for code in {caveat.code for caveat in run.caveats})
-    latest = {caveat.code: caveat for run in measured for caveat in run.caveats}
-    return tuple(
-        caveat
-        for code, caveat in latest.items()
-        if 2 * counts[code] > len(measured) and code not in HOST_CODES
-    )
-
+from batchtune.tune.one_capacity import CLIENTS_MAX, search_seconds
+from batchtune.tune.trials.pace import (
+    RUN_BATCHES,
+    WARM_UP_BATCHES,
+    Pace,
+    clients_to_fill,
+    pace_of,
+    times_of,
+)
+from batchtune.tune.trials.trial import FinishedTrial, Source, Trial, TrialRequest
 
 REPEATS_SHARE = 0.5
 """Most repeats for noise, as a share of the trials planned: on a host that is always noisy they gain nothing."""
@@ -373,4 +204,197 @@ def plan_of(turn: Turn, pace: Pace | None) -> Plan:
             reason=turn.variant.name,
             block=turn.block,
         ),
+    )
+
+
+# How fast the servers are, and how long that makes a comparison.
+
+
+def probed_pace(
+    bench: TrialBench, scenario: Scenario, configuration: Configuration, *, clients: int | None = None
+) -> Pace:
+    """Measure a server's pace by a lone client and, where batches may be slow or the scenario sends a fixed number of
+    requests, by `clients` at once (None: those of the scenario's load, else enough to fill a batch).
+
+    Where no request is answered, the returned pace is that of an unknown server: the loads that follow report why.
+    """
+    clients = (
+        clients or scenario.load.concurrency or min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
+    )
+    pace_probe_s = 0.3  # Length of the probe of a lone client; a slower answer is waited for.
+    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=pace_probe_s))
+    pace = pace_of([lone.trial], scenario)
+    batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
+    may_be_slow = configuration.batching is not None and RUN_BATCHES * batch_s > scenario.load.duration_s
+    if not may_be_slow and (not _counts_requests(scenario) or math.isnan(pace.lone_s)):
+        return pace
+    long_s = max(pace_probe_s, WARM_UP_BATCHES * pace.lone_s)
+    full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
+    pace = pace_of([lone.trial, full.trial], scenario)
+    measured = full.trial.measurement
+    return pace if measured is None else replace(pace, full_rps=measured.throughput_rps.value)
+
+
+def leaves_duration_open(scenario: Scenario) -> bool:
+    """Whether the scenario's file sets neither the duration of a load nor its number of requests."""
+    return "duration_s" not in scenario.load.model_fields_set and scenario.load.requests is None
+
+
+def probed_paces(
+    variants: Sequence[Variant], *, bench_of: Callable[[Variant], TrialBench]
+) -> dict[str, Pace]:
+    """Measure the pace of each variant's server; return variant name -> pace.
+
+    Variants that differ only in their name are measured once. A server of several models is not measured: its pace is
+    that of an unknown server, and its loads last as long as the scenario says.
+    """
+    by_scenario: dict[str, Pace] = {}
+    for variant in variants:
+        key = variant.scenario.model_dump_json()
+        if variant.scenario.target.models:
+            by_scenario[key] = Pace()
+        elif key not in by_scenario:
+            by_scenario[key] = probed_pace(bench_of(variant), variant.scenario, variant.configuration)
+    return {variant.name: by_scenario[variant.scenario.model_dump_json()] for variant in variants}
+
+
+def comparison_seconds(variants: Sequence[Variant], paces: Mapping[str, Pace], *, blocks: int) -> float:
+    """Compute the seconds that `blocks` blocks take, without repeats; `paces`: variant name -> pace."""
+    return blocks * sum(run_seconds(variant, paces[variant.name]) for variant in variants)
+
+
+def run_seconds(variant: Variant, pace: Pace) -> float:
+    """Compute the seconds that one run of a variant takes; an upper bound where `is_most` returns True.
+
+    A run that searches a capacity may end sooner; a run of a fixed number of requests ends at the scenario's duration
+    at the latest.
+    """
+    scenario, configuration = variant.scenario, variant.configuration
+    if scenario.target.models:
+        return scenario.load.warm_up_s + scenario.load.duration_s
+    if scenario.objective == "capacity":
+        return search_seconds(scenario, configuration, pace)
+    times = times_of(pace, scenario, configuration)
+    load = scenario.load
+    if load.requests is None:
+        return times.run_s
+    if is_most(variant, pace):
+        return load.warm_up_s + load.duration_s + times.turn_s
+    clients = load.concurrency or 1
+    rate_rps = min(pace.full_rps, clients / (load.think_time_s + pace.lone_s))
+    return load.warm_up_s + clients / rate_rps + min(load.requests / rate_rps, load.duration_s)
+
+
+def is_most(variant: Variant, pace: Pace) -> bool:
+    """Whether `run_seconds` is an upper bound, and a run of the variant may end long before it."""
+    if variant.scenario.objective == "capacity":
+        return not variant.scenario.target.models
+    return _counts_requests(variant.scenario) and not pace.full_rps > 0.0
+
+
+def _counts_requests(scenario: Scenario) -> bool:
+    return scenario.load.requests is not None and scenario.objective != "capacity"
+
+
+def _plan(
+    scenario: Scenario, configuration: Configuration, source: Source, *, clients: int, duration_s: float
+) -> Plan:
+    """Plan a short closed loop for a server of unknown speed."""
+    return Plan(
+        number=0,
+        seed=scenario.load.seed,
+        pace=Pace(),
+        request=TrialRequest(
+            configuration=configuration,
+            source=source,
+            reason="how fast the server is",
+            concurrency=clients,
+            duration_s=duration_s,
+        ),
+    )
+
+
+# The duet of a block: two servers loaded in short turns (load.duet).
+
+TURN_S: Final = 0.008
+"""Shortest turn of a duet (`load.duet`): the ratio of a pair varies as much for turns of 4 as of 200 ms, so that many
+short ones yield the narrowest interval (tests/benchmarks/check/duet.py)."""
+
+
+PAIRS_MIN: Final = 8
+"""Least pairs of turns in a duet: fewer yield a wider interval than two runs one after another."""
+
+DUET_S: Final = 3.5
+"""Length of a duet: its mean ratio then has a standard deviation of about 2 %."""
+
+
+def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: int) -> DuetPlan | None:
+    """Plan the duet of a block: two servers loaded in short turns, to compare the CPU time that a request costs.
+
+    `variants`: the two variants. `trials`: their runs, whose latencies decide how long turns must be. None: the time of
+    two runs is too short for PAIRS_MIN pairs of turns, nothing was measured, or the objective is capacity.
+    """
+    both_s = sum(variant.scenario.load.duration_s for variant in variants)
+    typical_s, late_s = (_latency_s(variants, trials, name) for name in ("p50", "p95"))
+    if any(variant.scenario.objective == "capacity" for variant in variants) or not math.isfinite(late_s):
+        return None
+    # In a turn each client sends twice: of one volley a request costs up to a quarter more than in a run, which
+    # hides as much of a change.
+    turn_latencies = 1.25
+    turn_s = max(TURN_S, turn_latencies * typical_s, *(_filled_s(variant.scenario) for variant in variants))
+    gap_latencies = 1.25  # waited for the last answers of a turn, or for a batch that nobody fills any more
+    gap_rest_s = 0.002  # for what the server does behind its last answer; later answers cost the pair
+    gap_s = gap_rest_s + max(gap_latencies * late_s, typical_s + max(map(_open_s, variants)))
+    pair_s = 2.0 * (turn_s + gap_s)
+    if both_s < PAIRS_MIN * pair_s:
+        return None
+    pairs = max(PAIRS_MIN, int(DUET_S / pair_s))
+    orders = balanced_orders((0, 1), blocks=pairs, seed=variants[0].scenario.load.seed + block)
+    return DuetPlan(
+        turn_ns=round(turn_s * 1e9),
+        gap_ns=round(gap_s * 1e9),
+        order=tuple(server for order in orders for server in order),
+    )
+
+
+def request_cost(pairs: Sequence[tuple[float, float]], *, planned: int) -> tuple[float, float] | None:
+    """Compute (first, second), the CPU seconds that a request costs each server; None: more than half of the `planned`
+    pairs of turns have no ratio.
+
+    `pairs`: (first, second) of each pair of turns, CPU seconds per request. The first result is the median; the second
+    is the first times the Hodges-Lehmann estimate of the pairs' ratio.
+    """
+    ratios = log_ratios(pairs)
+    if 2 * len(ratios) < planned:
+        return None
+    before_s = statistics.median(before for before, _ in pairs)
+    return before_s, before_s * math.exp(hodges_lehmann(ratios).value)
+
+
+def _latency_s(variants: Sequence[Variant], trials: Sequence[Trial], quantile: str) -> float:
+    """A latency quantile of the slower variant in seconds, the median over its runs; inf: a variant has none."""
+    by_variant = [
+        [
+            trial.measurement.latency_s[quantile].value
+            for trial in trials
+            if trial.reason == variant.name and trial.measurement is not None
+        ]
+        for variant in variants
+    ]
+    return max(statistics.median(values) if values else math.inf for values in by_variant)
+
+
+def _filled_s(scenario: Scenario) -> float:
+    """Seconds in which an open loop sends eight requests, the fewest of a turn; 0 for a closed loop."""
+    rate_rps = scenario.load.rate_rps
+    return 8.0 / rate_rps if scenario.load.open_loop and rate_rps else 0.0
+
+
+def _open_s(variant: Variant) -> float:
+    """The variant's batch timeout in seconds; 0 without batching."""
+    configuration = variant.configuration
+    return (
+        0.0
+        if configuration.batching is None
+        else (configuration.in_force("batch_timeout_micros") or 0.0) / 1e6
     )

@@ -1,35 +1,210 @@
-"""Sums up a comparison: ratios between variants with intervals, whether batching helps, and the noise floor (A/A)."""
+"""Sums up a comparison: figures of each variant over its blocks, ratios with intervals, whether batching helps, and the
+noise floor (A/A)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Literal
 
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
+from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration
+from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import (
+    SHOWN,
     Estimate,
     detectable_shift,
     log_ratios,
     ratio_estimate,
     spread_about_zero,
+    typical,
 )
 from batchtune.plain_values import Coded, fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.compare.blocks import (
-    Metric,
-    Variant,
-    VariantFigures,
-    figure_of,
-    figures_of,
-    latency_of,
-    noise_repeats,
-    paired_arms,
-    runs_of,
-    shown_latencies,
-)
-from batchtune.tune.trials.trial import Trial
+from batchtune.tune.compare.blocks import Variant, is_noisy, paired_arms
+from batchtune.tune.evidence.best_point import rows_per_request, usual_bottleneck
+from batchtune.tune.trials.trial import Trial, parts_of
+
+# What one variant of a comparison shows over its blocks, and what limits it.
+
+Metric = Literal["throughput", "rows", "p95", "capacity"]
+"""The compared figure of a run: throughput in requests/s, rows/s (where requests differ in rows), p95 in seconds,
+capacity in requests/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantFigures:
+    """Figures of one variant over its blocks. An Estimate has the value typical of a run, and an interval by the spread
+    between blocks; None: not measured.
+
+    `rows_per_request`, `mean_batch_rows`, `error_ratio`, `device_busy_ratio`: means over the runs. The last is the
+    share of the time in which the device part of the model ran; None: the server does not count it.
+    `runs`: number of blocks with a complete run, the last of which counts. `noisy`: in how many of these runs the host
+    was noisy in spite of all repeats.
+    `requests`, `wall_s`: the fixed number of requests, and the seconds that they took; None: runs were bounded by time.
+    `latency_s`: quantile name -> seconds.
+    `caveats`: those that most runs have. `failure`: why the last attempt failed; None: it did not.
+    `padding_per_element`: elements added to fill up shorter inputs, per element sent; None: all inputs have one length.
+    """
+
+    name: str
+    protocol: str
+    rows_per_request: float | None
+    configuration: Configuration
+    runs: int
+    noisy: int
+    requests: int | None
+    wall_s: Estimate | None
+    throughput_rps: Estimate | None
+    throughput_rows_per_s: Estimate | None
+    latency_s: dict[str, Estimate]
+    mean_batch_rows: float | None
+    error_ratio: float
+    bottleneck: Bottleneck | None
+    caveats: tuple[Coded, ...]
+    failure: str | None
+    padding_per_element: float | None = None
+    device_busy_ratio: float | None = None
+
+    @property
+    def client_limited(self) -> bool:
+        """Whether the load generator rather than the server limits the variant's throughput."""
+        return self.bottleneck is not None and self.bottleneck.kind == "client"
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the host was noisy in the last complete run of every block, and there is one; False without any."""
+        return 0 < self.runs == self.noisy
+
+
+def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
+    """Compute the figures of one variant from `trials`; those of other variants and failed ones are ignored."""
+    runs = runs_of(trials, variant.name)
+    counted = list(runs.values())
+    measured = [trial.measurement for trial in counted if trial.measurement is not None]
+    servers = [run.server for run in measured if run.server is not None]
+    requests = variant.scenario.load.requests
+    complete = requests is not None and all(run.requests == requests for run in measured)
+    last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
+    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in shown_latencies(counted)}
+    return VariantFigures(
+        name=variant.name,
+        protocol=variant.scenario.request.protocol,
+        rows_per_request=_mean(map(rows_per_request, measured)),
+        configuration=variant.configuration,
+        runs=len(counted),
+        noisy=sum(is_noisy(trial) for trial in counted),
+        requests=requests if complete else None,
+        wall_s=typical(run.window_s for run in measured) if complete else None,
+        throughput_rps=typical(map(figure_of("throughput"), counted)),
+        throughput_rows_per_s=typical(map(figure_of("rows"), counted)),
+        latency_s={name: latency for name, latency in latencies.items() if latency is not None},
+        mean_batch_rows=_mean(server.mean_batch_rows for server in servers),
+        error_ratio=_mean(run.error_ratio for run in measured) or 0.0,
+        bottleneck=usual_bottleneck(variant.configuration, measured, scenario=variant.scenario),
+        caveats=_caveats(measured),
+        failure=None if last is None else last.failure,
+        padding_per_element=padding_per_element(run.server for run in measured),
+        device_busy_ratio=_mean(server.device_busy_ratio for server in servers),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def runs_of(trials: Sequence[Trial], name: str) -> dict[int, Trial]:
+    """Return block number -> the run that counts: the last complete trial of the variant `name` in that block."""
+    return {
+        trial.block: trial
+        for trial in parts_of(trials)
+        if trial.reason == name
+        and trial.block is not None
+        and trial.state == "complete"
+        and trial.measurement is not None
+    }
+
+
+def noise_repeats(trials: Sequence[Trial]) -> int:
+    """Count the trials that repeat an earlier one which noise of the host had disturbed."""
+    return sum(
+        (before.reason, before.block) == (after.reason, after.block)
+        and before.state == "complete"
+        and is_noisy(before)
+        for before, after in pairwise(sorted(parts_of(trials), key=lambda trial: trial.reason))
+    )
+
+
+def figure_of(metric: Metric) -> Callable[[Trial], float]:
+    """Return a function that takes a trial and returns its figure for `metric`; NaN where it was not measured."""
+
+    def value(trial: Trial) -> float:
+        measured = trial.measurement
+        if measured is None:
+            return math.nan
+        match metric:
+            case "throughput":
+                return measured.throughput_rps.value
+            case "rows":
+                return measured.throughput_rows_per_s.value
+            case "p95":
+                return measured.latency_s["p95"].value
+            case "capacity":
+                return math.nan if trial.objective is None else trial.objective.value
+
+    return value
+
+
+def latency_of(quantile: str) -> Callable[[Trial], float]:
+    """Return a function that takes a trial and returns its latency at `quantile`, a name such as `p95` or `ttft_p50`,
+    in seconds; NaN where not measured."""
+
+    def value(trial: Trial) -> float:
+        known = None if trial.measurement is None else trial.measurement.latency_s.get(quantile)
+        return math.nan if known is None else known.value
+
+    return value
+
+
+def shown_latencies(trials: Iterable[Trial]) -> tuple[str, ...]:
+    """Return the names of the latencies to compare, SHOWN (`p50`, `p95`, `p99`); where answers were streamed, those of
+    first tokens (`ttft_p50`, `ttft_p95`) and gaps (`itl_p50`, `itl_p99`) before them."""
+    names = {
+        name for trial in trials if trial.measurement is not None for name in trial.measurement.latency_s
+    }
+    streamed = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p99")
+    return (*(name for name in streamed if name in names), *SHOWN)
+
+
+def _typical_latency(values: Iterable[float]) -> Estimate | None:
+    """Return `typical` of these latencies; where one is infinite (too many errors), the median without an interval."""
+    known = [seconds for seconds in values if not math.isnan(seconds)]
+    if all(map(math.isfinite, known)):
+        return typical(known)
+    return Estimate(value=statistics.median(known), low=math.nan, high=math.nan)
+
+
+def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
+    """The caveats that more than half of the runs have, one of each code, with the figures of the last run.
+
+    Those about noise of the host are left out: `VariantFigures.noisy` counts them.
+    """
+    counts = Counter(code for run in measured for code in {caveat.code for caveat in run.caveats})
+    latest = {caveat.code: caveat for run in measured for caveat in run.caveats}
+    return tuple(
+        caveat
+        for code, caveat in latest.items()
+        if 2 * counts[code] > len(measured) and code not in HOST_CODES
+    )
+
+
+# What two variants show beside each other.
 
 HARDLY = 0.05
 """A gain of batching below this share, however narrow its interval, counts as "hardly"."""

@@ -17,7 +17,7 @@ from batchtune.measure.caveats import has_short_client
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.space import clients_to_fill
+from batchtune.tune.trials.pace import clients_to_fill
 from batchtune.tune.trials.trial import Trial
 
 ANSWERED = 0.97

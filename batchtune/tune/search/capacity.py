@@ -40,7 +40,7 @@ from batchtune.tune.search.search_loop import (
     RUN_SHARE,
     Search,
 )
-from batchtune.tune.trials.space import UNBATCHED_CLIENTS
+from batchtune.tune.trials.pace import UNBATCHED_CLIENTS
 from batchtune.tune.trials.trial import Source, TrialRequest
 
 SAME = 0.03
@@ -148,12 +148,7 @@ class CapacitySearch(Search):
 
     # 1. Scouts.
 
-    def _scout(self, left_s: float) -> TrialRequest | None:
-        if (lone := self.lone_probe()) is not None:
-            return lone
-        self.name_points()
-        if self.of_models:
-            return self.alone_comparison(left_s)
+    def _own_scout(self, left_s: float) -> TrialRequest | None:
         if (ask := self.present_loop()) is not None:
             return ask
         unbatched = self.unbatched() if self.has_curve else None
@@ -495,9 +490,7 @@ class CapacitySearch(Search):
     def _is_untried(self, contender: Contender, lo: float, taken: set[Contender]) -> bool:
         return (
             contender not in taken
-            and contender.eligible
-            and not contender.is_broken
-            and not self.contenders.is_barred(contender)
+            and self.contenders.can_win(contender)
             and not contender.bracket.open_runs
             and self.upper(contender) > LEVEL * lo
         )

@@ -8,101 +8,23 @@ batchtune proposed itself (`search.grow`) has no edge: where the best point lies
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, Final
 
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, BatchingParameters, Configuration
+from batchtune.batching.parameters import BatchingParameters, Configuration, server_defaults
 from batchtune.batching.triton_config import configuration_as_found
 from batchtune.errors import BatchingParametersError
-from batchtune.plain_values import Coded, coded
+from batchtune.scenario.spec.knobs import KNOBS, server_flags
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search_section import ListSpace, RangeSpace
 from batchtune.scenario.spec.target import can_be_off
 from batchtune.system import usable_threads
 from batchtune.tune.evidence.bracket import Bracket, BracketRun
-from batchtune.tune.trials.space import (
-    UNBATCHED_CLIENTS,
-    Space,
-    fits_requests,
-    lies_inside,
-    rows_of,
-)
+from batchtune.tune.trials.pace import UNBATCHED_CLIENTS, fits_requests, rows_of
 from batchtune.tune.trials.trial import Source, is_beyond_memory
-
-# The throughput × interval rule.
-#
-# Published with Cortex's server-side batching: measure the throughput X without batching, choose the largest interval
-# I that the application accepts, set `max_batch_size = X·I` and the batch timeout to I. X counts rows, not requests.
-#
-# The interval is what the SLO leaves. A request waits at most I for its batch to close; then the batch is executed,
-# which for X·I rows takes at worst (no economy of scale at all) X·I/X = I; and everything around the model costs the
-# latency L of a lone request. So 2·I + L ≤ SLO, and
-#
-#     I = (SLO − L) / 2        max_batch_size = round(X·I)        batch_timeout_micros = I
-#
-# The same 2·τ(b) ≤ SLO is Nexus's rule (Shen et al., SOSP 2019). Without an SLO on latency, I = L: batching may then
-# double the latency of a lone request.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleAnswer:
-    """The parameters by the throughput × interval rule, not limited to a space, and the figures that they were computed
-    from.
-
-    `interval_s` 0: the SLO leaves no time to wait for a batch. `slo_s` None: there is no latency limit.
-    """
-
-    rows_per_s: float
-    lone_latency_s: float
-    slo_s: float | None
-    interval_s: float
-    max_batch_size: int
-    batch_timeout_micros: int
-
-    @property
-    def point(self) -> dict[str, Any]:
-        """The rule's parameters by name: `{"max_batch_size": 8, "batch_timeout_micros": 2000}`."""
-        return {"max_batch_size": self.max_batch_size, "batch_timeout_micros": self.batch_timeout_micros}
-
-    def arithmetic(self) -> Coded:
-        """Return a finding with the figures from which the batch size was computed."""
-        code = "rule_no_interval"
-        if self.slo_s is None:
-            code = "rule_without_slo"
-        elif self.interval_s > 0:
-            code = "rule"
-        return coded(
-            code,
-            x=self.rows_per_s,
-            interval_s=self.interval_s,
-            slo_s=self.slo_s,
-            lone_s=self.lone_latency_s,
-            size=self.max_batch_size,
-        )
-
-
-def throughput_interval_rule(
-    *, rows_per_s: float, lone_latency_s: float, limits: Mapping[str, float], rows_per_request: int
-) -> RuleAnswer:
-    """Compute the parameters by the throughput × interval rule.
-
-    `rows_per_s`: X, rows/s without batching. `lone_latency_s`: L, the latency of a lone request. `limits`: quantile
-    name -> the SLO's limit in seconds; the limit of p95 is used, else the tightest one. The max_batch_size is at least
-    `rows_per_request`: a smaller one would refuse every request.
-    """
-    slo_s = limits.get("p95", min(limits.values(), default=None))
-    interval_s = lone_latency_s if slo_s is None else max(0.0, (slo_s - lone_latency_s) / 2.0)
-    return RuleAnswer(
-        rows_per_s=rows_per_s,
-        lone_latency_s=lone_latency_s,
-        slo_s=slo_s,
-        interval_s=interval_s,
-        max_batch_size=max(round(rows_per_s * interval_s), rows_per_request),
-        batch_timeout_micros=round(interval_s * 1e6),
-    )
-
 
 REFERENCES: Final[tuple[Source, ...]] = ("present", "no_batching", "defaults")
 """Sources of the configurations that every answer is compared with, in the order in which it shows them."""
@@ -198,11 +120,11 @@ class Contenders:
 
     def __iter__(self) -> Iterator[Contender]:
         """Yield the contenders that can be the answer: eligible, not broken, and not barred for lack of memory."""
-        return (
-            contender
-            for contender in tuple(self._by_configuration.values())
-            if contender.eligible and not contender.is_broken and not self.is_barred(contender)
-        )
+        return filter(self.can_win, self.all())
+
+    def can_win(self, contender: Contender) -> bool:
+        """Whether a contender can be the answer: eligible, not broken, and not barred for lack of memory."""
+        return contender.eligible and not contender.is_broken and not self.is_barred(contender)
 
     @property
     def is_empty(self) -> bool:
@@ -226,7 +148,7 @@ class Contenders:
     def find(self, configuration: Configuration) -> Contender | None:
         """Return the contender with this configuration (a parameter left out has the server's default); None: there is
         none."""
-        return self._by_configuration.get(self._key(configuration))
+        return self._by_configuration.get(self._space.filled(configuration))
 
     def add(
         self, configuration: Configuration, source: Source, point: Mapping[str, Any] | None = None
@@ -237,7 +159,7 @@ class Contenders:
         `point`: its point in the space, parameter -> value, such as `{"max_batch_size": 8}`; None: the point is found
         from its parameters.
         """
-        key = self._key(configuration)
+        key = self._space.filled(configuration)
         known = self._by_configuration.get(key)
         if known is None:
             self._widen(point)
@@ -259,7 +181,7 @@ class Contenders:
     def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
         """Return the contender of a point (parameter -> value); None: its parameters are not legal, or the largest
         request does not fit in a batch."""
-        configuration = self._configuration(point)
+        configuration = self._space.configuration({**self._others, **point})
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
@@ -402,12 +324,6 @@ class Contenders:
                 values.append(value)
                 values.sort()
 
-    def _configuration(self, point: Mapping[str, Any]) -> Configuration | None:
-        return self._space.configuration({**self._others, **point})
-
-    def _key(self, configuration: Configuration) -> Configuration:
-        return self._space.filled(configuration)
-
     def _threads(self, configuration: Configuration) -> int:
         if configuration.batching is None:
             return UNBATCHED_CLIENTS // 2
@@ -504,19 +420,6 @@ def one_by_one(scenario: Scenario) -> Configuration:
     return Configuration(batching=batching, flags=scenario.fixed_flags)
 
 
-def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the parameters, name -> value, that TensorFlow Serving's tuning guide starts from: as many threads as CPUs
-    (not for Triton), the largest batch size, no timeout. `values`: parameter -> its values in the space.
-
-    Source: tensorflow_serving/batching/README.md, "Performance Tuning".
-    """
-    sizes = [value for value in values.get(SIZE, ()) if isinstance(value, int)]
-    wanted: dict[str, Any] = {_TIMEOUT: 0, SIZE: max(sizes, default=DEFAULT_MAX_BATCH_SIZE)}
-    if scenario.dialect != "triton":
-        wanted[THREADS] = usable_threads(scenario.target.cpus)
-    return wanted
-
-
 def same_instances(unbatched: Configuration, batched: Configuration) -> Configuration:
     """Return `unbatched` with as many model instances as `batched` has; unchanged where the server has no flag for
     their number."""
@@ -526,6 +429,124 @@ def same_instances(unbatched: Configuration, batched: Configuration) -> Configur
     count = str(batched.in_force(THREADS) or 1)
     flags = tuple(sorted({**dict(unbatched.flags), name: count}.items()))
     return replace(unbatched, flags=flags)
+
+
+# The space: its points as configurations, configurations as its points, and the value that is in force.
+
+
+class Space:
+    """The scenario's search space, a grid. A point of the space maps the name of each parameter to one of its
+    values."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._axes = scenario.axes
+        self._defaults = server_defaults(scenario.target.cpus, scenario.dialect)
+        self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
+        self._unbatched = _sent_unbatched(scenario)
+
+    def configuration(self, point: Mapping[str, Any]) -> Configuration | None:
+        """Return the configuration of a point (parameter -> value); None: the parameters are not legal, or the
+        scenario's largest request does not fit into a batch."""
+        try:
+            configuration = self._scenario.configuration(point)
+        except BatchingParametersError:
+            return None
+        return configuration if fits_requests(configuration, self._scenario) else None
+
+    def locate(self, configuration: Configuration) -> dict[str, Any] | None:
+        """Return the point (parameter -> value) of this configuration; None: it is no point of the space, or does not
+        batch.
+
+        A parameter that the configuration leaves out has the server's default.
+        """
+        if configuration.batching is None:
+            return None
+        cpus = self._scenario.target.cpus
+        point = {
+            name: _value_among(knob, configuration, name, cpus=cpus) for name, knob in self._axes.items()
+        }
+        if any(point[name] not in knob.values for name, knob in self._axes.items()):
+            return None
+        meant = self.configuration(point)
+        return point if meant is not None and self.filled(meant) == self.filled(configuration) else None
+
+    def nearest(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the point (parameter -> value) with the value nearest to the wanted one in each parameter; for a
+        parameter that `wanted` lacks, nearest to the server's default.
+
+        Where a value or its choices are no numbers, the first choice is taken; for a server that batches continuously
+        the middle number, since its smallest values are of no use.
+        """
+        point = {}
+        for name, knob in self._axes.items():
+            value = wanted.get(name, self._usual.get(name))
+            numbers = [
+                number
+                for number in knob.values
+                if isinstance(number, int | float) and not isinstance(number, bool)
+            ]
+            near = numbers and isinstance(value, int | float)
+            first = numbers[len(numbers) // 2] if numbers and self._scenario.streams else knob.values[0]
+            point[name] = min(numbers, key=lambda number: abs(number - value)) if near else first
+        return point
+
+    def filled(self, configuration: Configuration) -> Configuration:
+        """Return the configuration with the server's default for each parameter that it leaves out. Where a server of
+        kind http gets equal values for batching and for none, no batching is returned."""
+        batching, unbatched = configuration.batching, self._unbatched
+        if batching is None:
+            return configuration
+        rows = self._scenario.request.rows_most
+        if unbatched is not None and configuration.server_values(rows) == unbatched.server_values(rows):
+            return unbatched
+        absent = {name: value for name, value in self._defaults.items() if getattr(batching, name) is None}
+        return replace(configuration, batching=replace(batching, **absent))
+
+
+def _sent_unbatched(scenario: Scenario) -> Configuration | None:
+    """No batching, where a server of kind http gets it as values of its parameters; None: it gets it in another way, or
+    always batches."""
+    target = scenario.target
+    if target.kind != "http" or scenario.streams or not can_be_off(target):
+        return None
+    if target.set is not None and target.set.request is not None and target.set.request.off is not None:
+        return None
+    return scenario.configuration({"enable_batching": False})
+
+
+def lies_inside(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether the space that the user wrote allows this configuration; a parameter left out has the server's default.
+
+    A range allows every number between its ends, a list only its values. No batching is always allowed.
+    """
+    if configuration.batching is None:
+        return True
+    for name, knob in scenario.axes.items():
+        value = _value_among(knob, configuration, name, cpus=scenario.target.cpus)
+        if isinstance(knob, RangeSpace):
+            if not (isinstance(value, int | float) and knob.low <= value <= knob.high):
+                return False
+        elif value not in knob.values:
+            return False
+    return True
+
+
+def _value_among(
+    knob: ListSpace | RangeSpace, configuration: Configuration, name: str, *, cpus: Collection[int] | None
+) -> Any:
+    """The value that a configuration has for a parameter, as the space writes it.
+
+    A configuration keeps the value of a flag as text, and has `batching` None in place of `enable_batching: false`.
+    """
+    if name == "enable_batching":
+        return True
+    value = configuration.in_force(name, cpus=cpus)
+    if name.rpartition(":")[2] in KNOBS:
+        return value
+    return next(
+        (candidate for candidate in knob.values if server_flags({name: candidate})[0][1] == value), value
+    )
 
 
 def _model(axis: str) -> str:

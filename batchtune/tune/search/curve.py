@@ -61,6 +61,7 @@ class Curve:
         self._cpus: Collection[int] | None = scenario.target.cpus
         self._readings: list[_Reading] = []
         self._arrivals = np.cumsum(np.random.default_rng(7).exponential(1.0, _ARRIVALS[1]))
+        self._batchers: dict[Configuration, Batcher] = {}
         self._cache: dict[Batcher, float] = {}
         self.tau_s: NDArray[np.float64] = np.zeros(_ROWS_MAX + 1)
         self.contention: float | None = None
@@ -184,8 +185,10 @@ class Curve:
         )
 
     def _batcher(self, configuration: Configuration) -> Batcher:
-        batcher = batcher_of(configuration, cpus=self._cpus)
-        return replace(batcher, length_buckets=())
+        if configuration not in self._batchers:
+            batcher = batcher_of(configuration, cpus=self._cpus)
+            self._batchers[configuration] = replace(batcher, length_buckets=())
+        return self._batchers[configuration]
 
     def _device(self) -> Device:
         delay_s = 0.0003  # From the client to the queue and back.

@@ -189,14 +189,9 @@ class FixedLoadSearch(Search):
 
     # What is asked next.
 
-    def _scout(self, left_s: float) -> TrialRequest | None:
-        """Choose the next scout: a lone client, what runs now, no batching, in an open loop closed loops of full
-        batches. None: scouting is over."""
-        if (lone := self.lone_probe()) is not None:
-            return lone
-        self.name_points()
-        if self.of_models:
-            return self.alone_comparison(left_s)
+    def _own_scout(self, left_s: float) -> TrialRequest | None:
+        """Choose the next scout: what runs now, no batching, in an open loop closed loops of full batches. None:
+        scouting is over."""
         present = self.present()
         if present is not None and not self.own_runs(present) and present not in self.pending:
             return self._own_run(present, "what runs now")

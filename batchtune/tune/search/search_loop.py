@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from batchtune.batching.parameters import Configuration
@@ -23,16 +23,24 @@ from batchtune.tune.search.contenders import (
     THREADS,
     Contender,
     Contenders,
-    RuleAnswer,
-    guide_point,
     one_by_one,
     same_instances,
-    throughput_interval_rule,
 )
 from batchtune.tune.search.curve import Curve, plane_through
-from batchtune.tune.search.optuna_proposals import STARTUP_TRIALS, proposed_points
-from batchtune.tune.trials.pace import SIDE_BY_SIDE, Pace, usual_budget_s
-from batchtune.tune.trials.space import UNBATCHED_CLIENTS, clients_to_fill
+from batchtune.tune.search.proposals import (
+    STARTUP_TRIALS,
+    RuleAnswer,
+    guide_point,
+    proposed_points,
+    throughput_interval_rule,
+)
+from batchtune.tune.trials.pace import (
+    SIDE_BY_SIDE,
+    UNBATCHED_CLIENTS,
+    Pace,
+    clients_to_fill,
+    usual_budget_s,
+)
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     REPEATS,
@@ -105,6 +113,7 @@ class Search(ABC):
         self.rule: RuleAnswer | None = None
         self._lone = one_by_one(scenario)
         self._rows = scenario.request.rows_most
+        self._is_attached = scenario.target.attached
         self._answer_limits = self.limits if self.of_models else scenario.slo.e2e_limits()
         self._limit_s = min(self._answer_limits.values(), default=math.inf)
         self._asked_model: tuple[int, int] | None = None
@@ -203,10 +212,17 @@ class Search(ABC):
         self.pending = set()
         return asks
 
-    @abstractmethod
     def _scout(self, left_s: float) -> TrialRequest | None:
-        """Choose the next scout, a short load that shows which contenders deserve a longer one; None: scouting is
-        over."""
+        """Choose the next scout, a short load that shows which contenders deserve a longer one: a lone client first,
+        with several models then a load of one by itself. None: scouting is over."""
+        if (lone := self.lone_probe()) is not None:
+            return lone
+        self.name_points()
+        return self.alone_comparison(left_s) if self.of_models else self._own_scout(left_s)
+
+    @abstractmethod
+    def _own_scout(self, left_s: float) -> TrialRequest | None:
+        """Choose the next scout for one model, after that of a lone client; None: scouting is over."""
 
     @abstractmethod
     def _question(self, *, left_s: float, taken: set[Contender]) -> TrialRequest | None:
@@ -280,11 +296,6 @@ class Search(ABC):
     def space_size(self) -> int:
         """Number of points of the space, including those by which it grew."""
         return math.prod(len(values) for values in self.contenders.values.values())
-
-    @property
-    def readings(self) -> Mapping[int, float]:
-        """Rows of a batch -> seconds of its execution, for each batch size that was measured."""
-        return self.curve.readings()
 
     @property
     def usual_s(self) -> float:
@@ -542,7 +553,7 @@ class Search(ABC):
 
     def present(self) -> Contender | None:
         """Return the contender with an attached server's own configuration; None: the server was launched."""
-        return self.contenders.of("present") if self.scenario.target.attached else None
+        return self.contenders.of("present") if self._is_attached else None
 
     def present_loop(self) -> TrialRequest | None:
         """Return a closed loop of what an attached server runs now; None: it has already run, or the server was

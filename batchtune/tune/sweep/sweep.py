@@ -8,22 +8,21 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, Protocol
 
 from batchtune.errors import ServerGoneError, TargetError, WrongAnswerError
 from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
-from batchtune.measure.slo import primary_limit
 from batchtune.plain_values import Coded, as_text, coded
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.bench import SEED_STRIDE, Bench, Nodes, OneServer, Plan
+from batchtune.tune.bench import SEED_STRIDE, Bench, Plan, TrialBench
 from batchtune.tune.loader import Target
 from batchtune.tune.search.contenders import reference_configurations
 from batchtune.tune.search.fixed_load import search_of
 from batchtune.tune.search.search_loop import Search
-from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, Pace, usual_budget_s
+from batchtune.tune.trials.pace import TIME_BUDGET_MAX_S, usual_budget_s
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     FinishedTrial,
@@ -34,7 +33,6 @@ from batchtune.tune.trials.trial import (
     out_of_memory,
     spent_s,
 )
-from batchtune.units import format_duration
 
 PHASES: Final = ("scouting", "comparing", "confirming")
 """The phases of a sweep in their order."""
@@ -87,6 +85,34 @@ def phase_of(source: Source) -> str:
 FAILURES_TO_END = 6
 """Failed trials in a row that end the search, without configurations that the server refused: several batch sizes in a
 row may be too large for the memory."""
+
+
+class Nodes(Protocol):
+    """A protocol: what can run several trials at once, one on each node."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the nodes that still work; empty: there is one server, which has no name."""
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """Run these trials, each on the next node that is free, and yield each as it ends, with `node` set.
+
+        Raises:
+            MeasurementInvalidError: no node is left.
+        """
+
+
+class OneServer:
+    """`Nodes` for a single server: runs one trial after another."""
+
+    names: Sequence[str] = ()
+
+    def __init__(self, bench: TrialBench) -> None:
+        self._bench = bench
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        for plan in plans:
+            yield self._bench.run(plan)
 
 
 def sweep(
@@ -295,92 +321,7 @@ class _Sweep:
             plan=self._told_plan or as_text(""),
             proposals=dict(proposers),
             nodes=", ".join(nodes.names),
-            curve=self._search.readings,
+            curve=self._search.curve.readings(),
             seconds_by_phase=dict(self._phase_s),
             trials_by_phase=dict(Counter(phase_of(trial.source) for trial in self._trials)),
         )
-
-
-def pace_of(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
-    """Return a server's pace from two probes: `lone_s` is the latency of one of the scenario's requests sent alone,
-    `larger_s` that of a request of `larger_rows` rows, in seconds."""
-    rows = scenario.request.rows
-    batch_s_by_rows = {rows: lone_s, larger_rows: max(larger_s, lone_s)}
-    return Pace(lone_s=lone_s, lone_rows=rows, batch_s_by_rows=batch_s_by_rows)
-
-
-def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
-    """Return the keys to add to a scenario's file for a server of this pace: {"load", "search", "fixed"} -> {key:
-    value}, such as `{"load": {}, "search": {"budget": {"time": "3m"}}, "fixed": {}}`, without keys that the scenario
-    sets itself."""
-    space = _space(scenario, pace)
-    quick = _is_quick(scenario, pace, space)
-    search: dict[str, Any] = {}
-    # Of a model so quick that two seconds are a trial; of a slower one it is what a sure answer takes.
-    quick_budget_s = 90.0
-    if not scenario.search.budget_is_given:
-        budget_s = quick_budget_s if quick else usual_budget_s(pace.lone_s)
-        search["budget"] = {"time": format_duration(math.ceil(budget_s))}
-    if "space" not in scenario.search.model_fields_set:
-        search["grow"] = True
-        search["space"] = {name: values for name, values in space.items() if name not in scenario.fixed}
-    load: dict[str, Any] = {}
-    # Of such a trial; of a slower model they follow from its speed.
-    quick_times = {"warm_up": "500ms", "duration": "2s"}
-    if quick and not {"warm_up_s", "duration_s"} & scenario.load.model_fields_set:
-        load = dict(quick_times)
-    named = {*scenario.search.space, *scenario.fixed}
-    queued_batches = 100  # The server's own 10 refuse a burst that 100 would answer in time.
-    fixed = {} if "max_enqueued_batches" in named else {"max_enqueued_batches": queued_batches}
-    return {"load": load, "search": search, "fixed": fixed}
-
-
-def _space(scenario: Scenario, pace: Pace) -> dict[str, list[int]]:
-    limit = primary_limit(scenario.slo)
-    limit_s = math.inf if limit is None else limit.seconds
-    return {
-        "max_batch_size": _sizes(scenario, pace, limit_s),
-        "batch_timeout_micros": _timeouts(pace, limit_s),
-        "num_batch_threads": _threads(scenario),
-    }
-
-
-def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
-    """Batch sizes to search: the request's rows times 1, 2, 4, … 128, as far as the clients can fill them.
-
-    Those of which two batches take longer than the limit are left out, but for the smallest four.
-    """
-    rows, clients = scenario.request.rows_most, scenario.load.concurrency
-    most = math.inf if clients is None else clients * rows
-    sizes = [rows << power for power in range(8)]
-    useful = [size for size in sizes if 2.0 * pace.batch_s(size) <= limit_s]
-    few_sizes = 4  # Sizes and timeouts that are tried whatever the limit.
-    return [size for size in sizes if size <= max([*useful, sizes[few_sizes - 1]]) and size <= most] or [rows]
-
-
-def _timeouts(pace: Pace, limit_s: float) -> list[int]:
-    """Batch timeouts to search, in microseconds: 0, then at most five up to a quarter of the limit.
-
-    Those below a twentieth of a lone request's latency make no difference, and are left out.
-    """
-    longest_s = min(limit_s / 4.0, max(10e-3, 2.0 * pace.lone_s))
-    timeouts_micros = (0, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
-    waiting = [micros for micros in timeouts_micros if pace.lone_s / 20.0 <= micros / 1e6 <= longest_s]
-    timeouts_most = 6
-    return [0, *[micros for micros in waiting if micros][-timeouts_most + 1 :]]
-
-
-def _threads(scenario: Scenario) -> list[int]:
-    """Numbers of batch threads to search: 1, 2, 4, 8, up to twice the server's CPUs."""
-    cpus = scenario.target.cpus
-    threads = (1, 2, 4, 8)
-    return [count for count in threads if cpus is None or count <= max(2 * len(cpus), 2)]
-
-
-def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) -> bool:
-    """Whether two seconds are long enough for a trial: for 5 batches of the largest size and for 100 requests."""
-    batch_s = pace.batch_s(space["max_batch_size"][-1])
-    rate_rps = scenario.load.rate_rps or math.inf
-    quick_batches = 5
-    quick_requests = 100  # Batches of the largest size, and requests, that two seconds must hold.
-    return max(quick_batches * batch_s, quick_requests / rate_rps) <= 2.0

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.trials.trial import Trial
+from batchtune.units import format_duration
 
 # Throughput measured from the end of one batch to the end of another is exact with any number of them; 4 or 5 leave
 # room for a slow one (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
@@ -225,3 +226,141 @@ def _batch_rows(
     elif rate_rps is not None and limit is not None:
         size = min(size, rate_rps * limit.seconds * rows)
     return max(size, float(rows))
+
+
+# How many rows the batches of a configuration hold, and how many clients fill them.
+
+UNBATCHED_CLIENTS = 16
+"""Clients of a closed loop that are enough to keep a server without batching busy."""
+
+
+def _has_no_size(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether the server has no parameter that is known to be the largest batch."""
+    named = {name for name, _, _ in configuration.words}
+    return not scenario.sizes_batches and "max_batch_size" not in named
+
+
+def rows_of(configuration: Configuration, scenario: Scenario) -> int:
+    """Return the rows of the largest batch, with several models their sum over the models; without batching, or where
+    the size of a batch is unknown, the rows of the largest request."""
+    if configuration.batching is None or _has_no_size(configuration, scenario):
+        return scenario.request.rows_most
+    names = [f"{own.name}:max_batch_size" for own in scenario.target.models]
+    return sum(int(configuration.in_force(name)) for name in names or ["max_batch_size"])
+
+
+def fits_requests(configuration: Configuration, scenario: Scenario) -> bool:
+    """Whether the scenario's largest request fits into a batch; with several models, that of each model into its batch.
+    True where the size of a batch is unknown."""
+    if _has_no_size(configuration, scenario):
+        return True
+    requests = {
+        f"{own.name}:max_batch_size": own.request or scenario.request for own in scenario.target.models
+    }
+    sizes = requests or {"max_batch_size": scenario.request}
+    return all(configuration.in_force(name) >= request.rows_most for name, request in sizes.items())
+
+
+def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
+    """Return how many clients of a closed loop keep every batch full: so many that each thread has the requests of two
+    batches.
+
+    Without batching UNBATCHED_CLIENTS; for a server of kind http without a known largest batch, 64.
+    """
+    if configuration.batching is None:
+        return UNBATCHED_CLIENTS
+    # Clients of a closed loop that keep a server busy whose largest batch, or most of sequences, is not known.
+    clients_of_unknown = 64
+    if _has_no_size(configuration, scenario):
+        return clients_of_unknown
+    requests = -(-int(configuration.in_force("max_batch_size")) // scenario.request.rows_most)
+    threads = int(configuration.in_force("num_batch_threads", cpus=scenario.target.cpus) or 1)
+    return max(2 * requests * threads, 2)
+
+
+# The space and the times that a new scenario gets by the pace of its server.
+
+
+def tried_pace(scenario: Scenario, *, lone_s: float, larger_s: float, larger_rows: int) -> Pace:
+    """Return a server's pace from two probes: `lone_s` is the latency of one of the scenario's requests sent alone,
+    `larger_s` that of a request of `larger_rows` rows, in seconds."""
+    rows = scenario.request.rows
+    batch_s_by_rows = {rows: lone_s, larger_rows: max(larger_s, lone_s)}
+    return Pace(lone_s=lone_s, lone_rows=rows, batch_s_by_rows=batch_s_by_rows)
+
+
+def proposed(scenario: Scenario, pace: Pace) -> dict[str, Any]:
+    """Return the keys to add to a scenario's file for a server of this pace: {"load", "search", "fixed"} -> {key:
+    value}, such as `{"load": {}, "search": {"budget": {"time": "3m"}}, "fixed": {}}`, without keys that the scenario
+    sets itself."""
+    space = _space(scenario, pace)
+    quick = _is_quick(scenario, pace, space)
+    search: dict[str, Any] = {}
+    # Of a model so quick that two seconds are a trial; of a slower one it is what a sure answer takes.
+    quick_budget_s = 90.0
+    if not scenario.search.budget_is_given:
+        budget_s = quick_budget_s if quick else usual_budget_s(pace.lone_s)
+        search["budget"] = {"time": format_duration(math.ceil(budget_s))}
+    if "space" not in scenario.search.model_fields_set:
+        search["grow"] = True
+        search["space"] = {name: values for name, values in space.items() if name not in scenario.fixed}
+    load: dict[str, Any] = {}
+    # Of such a trial; of a slower model they follow from its speed.
+    quick_times = {"warm_up": "500ms", "duration": "2s"}
+    if quick and not {"warm_up_s", "duration_s"} & scenario.load.model_fields_set:
+        load = dict(quick_times)
+    named = {*scenario.search.space, *scenario.fixed}
+    queued_batches = 100  # The server's own 10 refuse a burst that 100 would answer in time.
+    fixed = {} if "max_enqueued_batches" in named else {"max_enqueued_batches": queued_batches}
+    return {"load": load, "search": search, "fixed": fixed}
+
+
+def _space(scenario: Scenario, pace: Pace) -> dict[str, list[int]]:
+    limit = primary_limit(scenario.slo)
+    limit_s = math.inf if limit is None else limit.seconds
+    return {
+        "max_batch_size": _sizes(scenario, pace, limit_s),
+        "batch_timeout_micros": _timeouts(pace, limit_s),
+        "num_batch_threads": _threads(scenario),
+    }
+
+
+def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
+    """Batch sizes to search: the request's rows times 1, 2, 4, … 128, as far as the clients can fill them.
+
+    Those of which two batches take longer than the limit are left out, but for the smallest four.
+    """
+    rows, clients = scenario.request.rows_most, scenario.load.concurrency
+    most = math.inf if clients is None else clients * rows
+    sizes = [rows << power for power in range(8)]
+    useful = [size for size in sizes if 2.0 * pace.batch_s(size) <= limit_s]
+    few_sizes = 4  # Sizes and timeouts that are tried whatever the limit.
+    return [size for size in sizes if size <= max([*useful, sizes[few_sizes - 1]]) and size <= most] or [rows]
+
+
+def _timeouts(pace: Pace, limit_s: float) -> list[int]:
+    """Batch timeouts to search, in microseconds: 0, then at most five up to a quarter of the limit.
+
+    Those below a twentieth of a lone request's latency make no difference, and are left out.
+    """
+    longest_s = min(limit_s / 4.0, max(10e-3, 2.0 * pace.lone_s))
+    timeouts_micros = (0, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
+    waiting = [micros for micros in timeouts_micros if pace.lone_s / 20.0 <= micros / 1e6 <= longest_s]
+    timeouts_most = 6
+    return [0, *[micros for micros in waiting if micros][-timeouts_most + 1 :]]
+
+
+def _threads(scenario: Scenario) -> list[int]:
+    """Numbers of batch threads to search: 1, 2, 4, 8, up to twice the server's CPUs."""
+    cpus = scenario.target.cpus
+    threads = (1, 2, 4, 8)
+    return [count for count in threads if cpus is None or count <= max(2 * len(cpus), 2)]
+
+
+def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) -> bool:
+    """Whether two seconds are long enough for a trial: for 5 batches of the largest size and for 100 requests."""
+    batch_s = pace.batch_s(space["max_batch_size"][-1])
+    rate_rps = scenario.load.rate_rps or math.inf
+    quick_batches = 5
+    quick_requests = 100  # Batches of the largest size, and requests, that two seconds must hold.
+    return max(quick_batches * batch_s, quick_requests / rate_rps) <= 2.0

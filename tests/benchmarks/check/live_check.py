@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
-from batchtune.tune.compare.pace_probes import DUET_S
+from batchtune.tune.compare.blocks import DUET_S
 
 CLIENTS = 16
 PLAIN = {"base_ms": 4.0, "per_row_ms": 0.1}

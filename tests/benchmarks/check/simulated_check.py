@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from batchtune.check.gate import ONE_LAUNCH, BlockFigures, Gate, default_gates
 from batchtune.check.paired_check import Phase, run_check
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, Metric
-from batchtune.tune.compare.pace_probes import DUET_S
+from batchtune.tune.compare.blocks import DUET_S
 from tests.check.simulated_blocks import (
     FASTER_10,
     MORE_CPU,

@@ -35,9 +35,9 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.server.emulated_llm import OUT_OF_MEMORY, Device, Scheduler, Sequence
 from batchtune.target.endpoint import Endpoint
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Bench, OneServer
+from batchtune.tune.bench import Bench
 from batchtune.tune.search.contenders import Contenders
-from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
+from batchtune.tune.sweep.sweep import OneServer, Watcher, sweep_nodes
 from batchtune.tune.trials.trial import out_of_memory
 from tests.server.server_process import free_ports
 from tests.tune.tune_fakes import FakeClock, FakeTarget

@@ -13,8 +13,9 @@ from typing import Any
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.tune.bench import Bench, OneServer
-from batchtune.tune.sweep.sweep import Watcher, pace_of, proposed, sweep_nodes
+from batchtune.tune.bench import Bench
+from batchtune.tune.sweep.sweep import OneServer, Watcher, sweep_nodes
+from batchtune.tune.trials.pace import proposed, tried_pace
 from batchtune.tune.trials.trial import SearchSummary, Trial
 from tests.benchmarks.noisy.devices import CPUS, DELAY_S, SimulatedDevice
 from tests.benchmarks.noisy.hosts import Guard, VirtualClock
@@ -43,7 +44,7 @@ def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float, *
     }
     bare = Scenario.model_validate(document)
     lone_s, larger_s = (float(device.tau_ms[size]) / 1e3 + DELAY_S for size in (rows, 8 * rows))
-    parts = proposed(bare, pace_of(bare, lone_s=lone_s, larger_s=larger_s, larger_rows=8 * rows))
+    parts = proposed(bare, tried_pace(bare, lone_s=lone_s, larger_s=larger_s, larger_rows=8 * rows))
     # Sizes from 1 to 128 requests, six timeouts at most, a queue of 100. The devices run two batches at once at most:
     # no more threads are proposed, as on a machine of two CPUs, of which the client has one.
     parts["search"]["space"]["num_batch_threads"] = [1, 2]

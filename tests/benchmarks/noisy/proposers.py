@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import optuna
 
-from batchtune.tune.search.optuna_proposals import proposed_points, usual_sampler
+from batchtune.tune.search.proposals import proposed_points, usual_sampler
 
 Values: TypeAlias = Mapping[str, Sequence[Any]]
 Point: TypeAlias = dict[str, Any]

@@ -34,10 +34,9 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import OneServer
 from batchtune.tune.evidence.bracket import runs_of
 from batchtune.tune.search.contenders import Contenders
-from batchtune.tune.sweep.sweep import sweep_nodes
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.search.pool_simulator import APPLY_S, Device, SimulatedBench, simulated_load
 

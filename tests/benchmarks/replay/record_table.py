@@ -28,8 +28,7 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.search.contenders import one_by_one, reference_configurations
-from batchtune.tune.trials.space import Space
+from batchtune.tune.search.contenders import Space, one_by_one, reference_configurations
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.benchmarks.zoo.zoo_table import TARGETS
 

@@ -18,9 +18,9 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import OneServer, Plan
-from batchtune.tune.sweep.sweep import sweep_nodes
-from batchtune.tune.trials.space import Space
+from batchtune.tune.bench import Plan
+from batchtune.tune.search.contenders import Space
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.benchmarks.replay.record_table import indices_of
 

@@ -27,8 +27,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import placed
-from batchtune.tune.search.contenders import reference_configurations
-from batchtune.tune.trials.space import Space
+from batchtune.tune.search.contenders import Space, reference_configurations
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device, batcher_of, run_simulation
 from tests.benchmarks.replay.record_table import TABLES, Cell, record

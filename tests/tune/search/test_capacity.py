@@ -21,10 +21,10 @@ from batchtune.plain_values import coded
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
-from batchtune.tune.bench import Bench, OneServer
+from batchtune.tune.bench import Bench
 from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, WIDEST
 from batchtune.tune.search.capacity import CapacitySearch
-from batchtune.tune.sweep.sweep import sweep_nodes
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.noisy import truth
 from tests.benchmarks.noisy.devices import DEVICES
@@ -85,9 +85,9 @@ def test_a_loop_without_batching_that_stalled_teaches_the_curve_nothing() -> Non
     stalled = replace(loop, number=1, measurement=replace(loop.measurement, requests=1, throughput_rps=slow))
     search = CapacitySearch(new_users_scenario(DEVICES["mid"], seed=1, budget_s=45.0), budget_s=45.0)
     search.observe([stalled])
-    assert not search.readings
+    assert not search.curve.readings()
     search.observe([replace(loop, number=2)])
-    assert search.readings
+    assert search.curve.readings()
 
 
 @pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)

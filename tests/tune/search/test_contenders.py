@@ -13,11 +13,11 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import (
     Contenders,
     first_configuration,
-    guide_point,
     one_by_one,
     reference_configurations,
 )
 from batchtune.tune.search.fixed_load import search_of
+from batchtune.tune.search.proposals import guide_point
 from tests.tune.tune_fakes import planted, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16], "batch_timeout_micros": [0, 1000], "num_batch_threads": [1, 2]}

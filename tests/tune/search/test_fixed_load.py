@@ -153,7 +153,7 @@ def test_a_loop_that_stalled_tells_nothing_of_a_batch_s_time() -> None:
     trials, _, asked = swept(7.0, 0.11)
     search = FixedLoadSearch(asked, budget_s=45.0)
     search.observe(trials)
-    before = search.readings
+    before = search.curve.readings()
     batched = next(one for one in trials if one.configuration.batching is not None and one.measurement)
     measured = batched.measurement
     assert measured is not None
@@ -165,7 +165,7 @@ def test_a_loop_that_stalled_tells_nothing_of_a_batch_s_time() -> None:
         server=replace(measured.server, mean_batch_rows=20.0),
     )
     search.observe([replace(batched, number=len(trials) + 1, measurement=slow)])
-    assert search.readings == before
+    assert search.curve.readings() == before
 
 
 @pytest.mark.parametrize(("better", "is_unseated"), [(1.04, False), (1.10, True)])

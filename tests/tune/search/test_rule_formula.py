@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.report.findings import text_of
-from batchtune.tune.search.contenders import throughput_interval_rule
+from batchtune.tune.search.proposals import throughput_interval_rule
 
 
 def test_interval_is_half_of_what_the_slo_leaves_and_size_is_throughput_times_it():

@@ -11,8 +11,8 @@ import pytest
 from batchtune.scenario.reader import read_scenario
 from batchtune.server.emulated_llm import Device
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Bench, OneServer
-from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
+from batchtune.tune.bench import Bench
+from batchtune.tune.sweep.sweep import OneServer, Watcher, sweep_nodes
 from batchtune.tune.trials.trial import Trial, out_of_memory
 from tests.benchmarks.llm import virtual_llm
 from tests.benchmarks.llm.virtual_llm import SCENARIO, VirtualFleet, VirtualTarget, exact_rps, limits_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.sweep.sweep import pace_of, proposed
+from batchtune.tune.trials.pace import proposed, tried_pace
 
 
 def scenario_of(**changes: Any) -> Scenario:
@@ -23,7 +23,7 @@ def scenario_of(**changes: Any) -> Scenario:
 
 def proposal(scenario: Scenario, *, lone_s: float = 1e-3, larger_s: float = 2e-3) -> dict[str, Any]:
     rows = 8 * scenario.request.rows
-    return proposed(scenario, pace_of(scenario, lone_s=lone_s, larger_s=larger_s, larger_rows=rows))
+    return proposed(scenario, tried_pace(scenario, lone_s=lone_s, larger_s=larger_s, larger_rows=rows))
 
 
 def test_a_quick_model_gets_ninety_seconds_and_short_trials() -> None:

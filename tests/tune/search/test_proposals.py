@@ -11,7 +11,7 @@ import pytest
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.fixed_load import search_of
-from batchtune.tune.search.optuna_proposals import ATTEMPTS, proposed_points
+from batchtune.tune.search.proposals import ATTEMPTS, proposed_points
 from tests.tune.tune_fakes import scenario_of
 
 VALUES: dict[str, list[Any]] = {

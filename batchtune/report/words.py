@@ -24,7 +24,7 @@ from batchtune.tune.answer.recommendation import (
     Recommendation,
     tightest,
 )
-from batchtune.tune.evidence.bracket import FRESH
+from batchtune.tune.evidence.bracket import FRESH, LEVEL
 from batchtune.units import counted, percentage, rounded
 
 
@@ -505,13 +505,26 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             return f"{question.labels[0]}{more} may be better, {far}"
 
 
+def better_outside(chosen: Recommendation) -> Compared | None:
+    """Return the best of the configurations outside the user's space that keep the SLO and whose figure is more than
+    LEVEL times the recommended one's; None: there is none."""
+    others = enumerate((*chosen.references, *chosen.contenders))
+    outside = [(o.gain.value, at, o) for at, o in others if o.outside and o.keeps and o.gain is not None]
+    return min(outside)[2] if outside and min(outside)[0] < 1.0 / LEVEL else None
+
+
 def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
-    """Yield a sentence for each thing that weakens the answer, of two: parameters of the running server that
-    the recommended configuration leaves out (`drops`), and a server that seems to ignore its parameters."""
-    if chosen.drops:
+    """Yield a sentence for each thing that weakens the answer: a better configuration outside the space, parameters of
+    the running server that the recommended configuration leaves out (`drops`), a server that seems to ignore its
+    parameters."""
+    if (better := better_outside(chosen)) is not None and better.gain is not None:
+        noise = "" if better.gain.high < 1.0 else ", within noise"
         yield (
-            f"The recommendation drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
+            f"Outside search.space, {better.configuration.label()} measured better{noise}: what is recommended gives "
+            f"{ratio(better.gain)} of it. To let it be the answer, widen search.space."
         )
+    if chosen.drops:
+        yield f"The answer drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
     if chosen.ignored == "batches":
         yield (
             "The server seems to ignore its parameters: its batches are larger than max_batch_size allows. See "
@@ -530,7 +543,8 @@ def confidence_sentence(chosen: Recommendation) -> str:
     held, runs = _confirmed(chosen)
     met = f"{held} of {counted(runs, 'confirmation run')} {_met(chosen)}"
     if chosen.established:
-        return f"confirmed: {met}, and no other configuration tried gains more than 10 %."
+        tried = "tried" if better_outside(chosen) is None else "of search.space that was tried"
+        return f"confirmed: {met}, and no other configuration {tried} gains more than 10 %."
     questions = "; ".join(question_text(question, chosen) for question in chosen.open_questions)
     return f"not confirmed: {f'{met}, but ' if _is_only_open(chosen) else ''}{questions}."
 

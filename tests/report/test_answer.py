@@ -429,10 +429,7 @@ def test_a_server_on_cpus_of_its_own_costs_no_line(chosen: Recommendation) -> No
 
 def test_what_the_recommendation_drops_of_what_runs_now_is_said(chosen: Recommendation) -> None:
     text = said(replace(chosen, drops=("preferred_batch_size 4,8", "priority_levels 2")))
-    assert (
-        "Warning The recommendation drops preferred_batch_size 4,8, priority_levels 2 of what runs now;"
-        in text
-    )
+    assert "Warning The answer drops preferred_batch_size 4,8, priority_levels 2 of what runs now;" in text
     assert "Warning" not in said(chosen)
 
 

@@ -588,15 +588,6 @@ class _Answer:
             yield coded("other_instances")
         if isinstance(self._account, Capacities) and self._slo != self._scenario.slo:
             yield coded("other_slo")
-        outside = {
-            c: gain.high
-            for c in self._state.contenders.all()
-            if not c.eligible and not c.is_broken and c.runs and self._account.keeps(c)
-            if (gain := self._account.gain(self._chosen, c)) is not None and gain.high < 1.0
-        }
-        if outside:
-            best = min(outside, key=lambda c: outside[c])
-            yield coded("outside_is_better", configuration=best.configuration.label())
         yield from self._largest_of_space()
 
     def _largest_of_space(self) -> Iterator[Coded]:

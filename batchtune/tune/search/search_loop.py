@@ -302,9 +302,10 @@ class Search(ABC):
         """Seconds of the budget, of which a run may take a share. Where only trials are budgeted, what a sweep of such
         a server would get by default: else a stall that is taken for a slow batch would make confirmation runs of 20
         s."""
-        if self.scenario.search.budget.time_s is not None:
-            return self.budget_s
-        return min(self.budget_s, usual_budget_s(self.lone_s if math.isfinite(self.lone_s) else 0.0))
+        usual_s = usual_budget_s(self.lone_s if math.isfinite(self.lone_s) else 0.0)
+        return (
+            self.budget_s if self.scenario.search.budget.time_s is not None else min(self.budget_s, usual_s)
+        )
 
     @property
     def scout_s(self) -> float:

@@ -197,10 +197,8 @@ def times_of(
 def usual_budget_s(batch_s: float) -> float:
     """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds that a batch
     takes."""
-    # Lone requests that a sweep may last, at least, where there is no budget: some forty runs of some
-    # batches.
-    sure_batches = 600
-    return min(max(DEFAULT_TIME_BUDGET_S, sure_batches * batch_s), TIME_BUDGET_MAX_S)
+    # 600 lone requests at least: some forty runs of some batches.
+    return min(max(DEFAULT_TIME_BUDGET_S, 600 * batch_s), TIME_BUDGET_MAX_S)
 
 
 def _most_s(scenario: Scenario) -> float:

@@ -18,6 +18,7 @@ import pytest
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import coded
+from batchtune.report.words import better_outside, qualifying_sentences
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
@@ -190,7 +191,13 @@ def test_a_guessed_space_excludes_nothing_and_a_written_one_does() -> None:
     chosen = recommend(run.trials, scenario=written)
     inside = chosen.configuration.batching
     assert inside is None or (inside.max_batch_size is not None and inside.max_batch_size <= 128)
-    assert any(note.code == "outside_is_better" for note in chosen.notes)
+    better = better_outside(chosen)
+    assert better is not None
+    assert better.configuration.batching is not None
+    assert f"Outside search.space, {better.configuration.label()} measured better" in " ".join(
+        qualifying_sentences(chosen)
+    )
+    assert better_outside(guessed) is None
     assert not any(note.code == "largest_of_space" for note in guessed.notes)
 
 

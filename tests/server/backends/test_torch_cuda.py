@@ -116,12 +116,18 @@ def test_batches_in_work_together_do_not_share_tensors() -> None:
 
 def test_no_more_batches_are_in_work_than_there_are_lanes() -> None:
     inside, most = [0], [0]
-    lock = threading.Lock()
+    lock, two = threading.Lock(), threading.Event()
+
+    armed: list[bool] = []
 
     def module(x: Any) -> Any:
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
+            if inside[0] == 2:
+                two.set()
+        if armed:
+            two.wait(10.0)  # so that a slow host has both lanes at work at once
         threading.Event().wait(0.002)
         with lock:
             inside[0] -= 1
@@ -129,6 +135,7 @@ def test_no_more_batches_are_in_work_than_there_are_lanes() -> None:
 
     model = served(module, RecordingDevice(torch))
     model.prepare((2,), 2)
+    armed.append(True)
     threads = [threading.Thread(target=run, args=(model, rows(2))) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -262,6 +262,13 @@ class Facts:
         return None if self.run.server is None else self.run.server.gpu_busy_ratio
 
     @property
+    def is_cpu_taken(self) -> bool:
+        """Whether the device is the server's CPUs and more batch threads would not use more of them: other programs
+        take them, or there are as many threads as CPUs."""
+        threads, cores = self.settings.batch_threads, self.settings.server_cores
+        return self.device_is_cpu and (self.disturbed or (cores is not None and threads >= cores))
+
+    @property
     def device_room(self) -> float | None:
         """Share of the device that is in use while batch threads are busy, 0 to 1; None: not known.
 
@@ -533,10 +540,11 @@ def _device(facts: Facts) -> _Found:
         return None
     if facts.settings.max_batch_size is None:
         return "device", coded("request_threads_execute", busy_ratio=busy)
-    if facts.settings.has_threads and facts.device_room is not None and facts.device_room < room_ratio:
+    room = facts.device_room
+    if facts.settings.has_threads and not facts.is_cpu_taken and room is not None and room < room_ratio:
         figures = {"batch_threads": facts.settings.batch_threads, "busy_ratio": busy}
-        if facts.device_room:
-            return "batch_threads", coded("threads_busy_device_free", **figures, used_ratio=facts.device_room)
+        if room:
+            return "batch_threads", coded("threads_busy_device_free", **figures, used_ratio=room)
         return "batch_threads", coded("threads_busy_side_by_side", **figures)
     return "device", coded("batch_threads_execute", busy_ratio=busy)
 

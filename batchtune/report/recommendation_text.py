@@ -173,11 +173,11 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     """Yield a sentence on each decisive caveat of the recommended figures and of those that they are compared
     with.
 
-    A caveat of a noisy host is decisive only where the answer is not confirmed. Behind the first of the client
-    stands why its run counts here; the last sentence says how many other caveats there are.
+    Behind the first of the client stands why its run counts here; the last sentence says how many other caveats there
+    are.
     """
-    codes = {"emulated_device", "errors", "growing_backlog", "not_steady", "streams_textless"} | CLIENT_CODES
-    codes |= set() if chosen.established else HOST_CODES
+    of_runs = {"emulated_device", "errors", "growing_backlog", "not_steady", "streams_textless"}
+    codes = of_runs | CLIENT_CODES | HOST_CODES
     # Of runs above a capacity, which show where it ends.
     codes -= set() if chosen.capacity is None else {"growing_backlog"}
     said: set[str] = set()

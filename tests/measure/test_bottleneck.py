@@ -243,6 +243,14 @@ def test_busy_threads_on_an_idle_machine_are_too_few() -> None:
     assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.97)) == "device"
 
 
+def test_more_threads_are_not_advised_where_other_programs_take_the_cpus_or_each_has_a_thread() -> None:
+    alone = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=2.8)
+    assert named(alone, server_cores=1.0) == "device"
+    assert named(alone) == "batch_threads"
+    disturbed = replace(alone, caveats=(caveat("host_busy", foreign_ratio=0.6),))
+    assert find_bottleneck(disturbed, SETTINGS, blame_host=False).kind == "device"
+
+
 def test_an_emulated_device_has_room_only_where_it_says_so() -> None:
     assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True)) == "device"
     beside = run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True, device_parallel=True)

@@ -368,14 +368,16 @@ def test_figures_of_the_search_are_not_called_fresh() -> None:
     assert "Not confirmed: no confirmation run was made" in text
 
 
-def test_a_noisy_host_is_told_only_where_something_is_open(chosen: Recommendation) -> None:
-    noisy = replace(chosen, caveats=(caveat("host_busy", foreign_ratio=0.4),))
-    assert "Warning" not in printed(noisy)
-    question = (OpenQuestion(code="unconfirmed"),)
-    open_ = replace(noisy, established=False, open_questions=question)
+@pytest.mark.parametrize("established", [True, False])
+def test_a_noisy_host_is_told_also_where_the_answer_is_confirmed(
+    chosen: Recommendation, established: bool
+) -> None:
+    noise = (caveat("host_busy", foreign_ratio=0.4),)
+    question = () if established else (OpenQuestion(code="unconfirmed"),)
+    noisy = replace(chosen, caveats=noise, established=established, open_questions=question)
     assert (
         "Warning Other processes used 40 % of the CPUs: the server is probably faster than measured."
-        in said(open_)
+        in said(noisy)
     )
 
 

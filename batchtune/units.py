@@ -44,9 +44,9 @@ def parse_duration_s(text: str, *, units: tuple[str, str] = ("ms", "s")) -> floa
         total += Decimal(match[1]) * _SECONDS[match[2]]
         at = match.end()
     if at == 0 or at != len(stripped):
-        bare = re.fullmatch(NUMBER, stripped)
+        bare, sign = re.fullmatch(NUMBER, stripped), "positive " if stripped.startswith("-") else ""
         raise UsageError(
-            f"expected a duration with its unit, such as 20ms, 1.5s or 3m; was {text!r}",
+            f"expected a {sign}duration with its unit, such as 20ms, 1.5s or 3m; was {text!r}",
             hint=with_unit(stripped, units) if bare else "units: ns, us, ms, s, m, h",
         )
     return float(total)

@@ -44,11 +44,16 @@ def test_a_duration_is_read_to_the_nearest_float(text: str, seconds: float) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "20", "1.5", "ms", "20 parsecs", "-5ms", "20msx", "1e3s", "5 s 3", "20mss", "1:30"]
+    "text", ["", "20", "1.5", "ms", "20 parsecs", "20msx", "1e3s", "5 s 3", "20mss", "1:30"]
 )
 def test_a_duration_without_a_known_unit_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a duration with its unit"):
         parse_duration_s(text)
+
+
+def test_a_duration_below_zero_is_said_to_be_no_positive_one() -> None:
+    with pytest.raises(UsageError, match=r"expected a positive duration with its unit, .*; was '-60ms'"):
+        parse_duration_s("-60ms")
 
 
 def test_a_bare_number_gets_both_readings_as_a_hint() -> None:

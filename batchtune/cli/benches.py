@@ -190,8 +190,8 @@ class Benches:
         apart = self.apart and not there
         key = f"{variant.name} {variant.server_key}" if apart else variant.server_key
         if key not in self._targets:
-            self.view.event(beginning(scenario) if there else f"launching the server for {variant.name}")
             target = target_of(scenario, on_event=self.view.event, several_models=True)
+            self.view.event(beginning(scenario) if there else f"launching the server for {variant.name}")
             self._launched.callback(self._close, target)
             if isinstance(target, TritonTarget):
                 keep = partial(write_original, self.folder)

@@ -146,13 +146,6 @@ class Facts:
         return server.mean_batch_rows / most if server and server.mean_batch_rows and most else None
 
     @property
-    def rows_in_flight(self) -> float | None:
-        """Rows that all clients of a closed loop together have in flight; None: an open loop, where their number has no
-        bound."""
-        users = self.run.concurrency
-        return None if users is None else users * self.settings.rows_per_request
-
-    @property
     def server_cpu_ratio(self) -> float | None:
         """Share of the CPU cores that the server may use which is busy, 0 to 1; None: unknown."""
         used, cores = self.server_cpus_used, self.settings.server_cores
@@ -458,11 +451,8 @@ def _server_threads(facts: Facts) -> _Found:
     exhausted = facts.error_ratio("thread_pool_exhausted")
     if exhausted > SOME_ERRORS_RATIO:
         return "server_threads", coded("no_thread_free", refused_ratio=exhausted)
-    threads, inside, users = (
-        facts.settings.request_threads,
-        facts.requests_in_server,
-        facts.run.concurrency,
-    )
+    threads, inside = facts.settings.request_threads, facts.requests_in_server
+    users = facts.run.concurrency
     if threads is None or inside is None or (users is not None and users <= threads):
         return None
     taken = MANY_RATIO <= inside / threads <= 2.0 - BUSY_RATIO
@@ -491,11 +481,8 @@ def _requests_wanted(facts: Facts) -> float:
 
 def _batch_timeout(facts: Facts) -> _Found:
     """The device idles while most batches wait out their time, and that wait is much of the latency."""
-    busy, wait_s, timeout_s = (
-        facts.thread_busy_ratio,
-        facts.run.queue_mean_s,
-        facts.settings.batch_timeout_s,
-    )
+    busy, wait_s = facts.thread_busy_ratio, facts.run.queue_mean_s
+    timeout_s = facts.settings.batch_timeout_s
     if timeout_s <= 0.0 or wait_s is None or (busy is not None and busy >= BUSY_RATIO):
         return None
     if facts.timeout_ratio < MANY_RATIO or wait_s < 0.3 * facts.run.latency_mean_s:
@@ -515,10 +502,11 @@ def _concurrency(facts: Facts) -> _Found:
     """A closed loop that cannot fill a batch, where fuller batches would pay and requests are answered."""
     if facts.unexplained_error_ratio > SOME_ERRORS_RATIO:
         return None
-    rows, fill, most = facts.rows_in_flight, facts.fill_ratio, facts.settings.max_batch_size
-    if rows is None or fill is None or most is None or rows >= most or fill >= MANY_RATIO:
+    users, fill, most = facts.run.concurrency, facts.fill_ratio, facts.settings.max_batch_size
+    if users is None or fill is None or most is None or fill >= MANY_RATIO:
         return None
-    if facts.fuller_gain is not None and facts.fuller_gain < PAYS_PROBABLY_FROM:
+    rows, gain = users * facts.settings.rows_per_request, facts.fuller_gain
+    if rows >= most or (gain is not None and gain < PAYS_PROBABLY_FROM):
         return None
     return "concurrency", coded("few_in_flight", in_flight=round(rows), most=most, held_rows=fill * most)
 

@@ -176,17 +176,13 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     Behind the first of the client stands why its run counts here; the last sentence says how many other caveats there
     are.
     """
-    of_runs = {"emulated_device", "errors", "growing_backlog", "not_steady", "streams_textless"}
-    codes = of_runs | CLIENT_CODES | HOST_CODES
-    # Of runs above a capacity, which show where it ends.
-    codes -= set() if chosen.capacity is None else {"growing_backlog"}
+    codes = {"emulated_device", "errors", "not_steady", "streams_textless"} | CLIENT_CODES | HOST_CODES
+    # The backlog of runs above a capacity grows too: they show where it ends.
+    codes |= {"growing_backlog"} if chosen.capacity is None else set()
     said: set[str] = set()
-    of_references = (
-        (caveat, f" ({words.reference_text(reference.name)})")
-        for reference in chosen.references
-        for caveat in reference.caveats
-    )
-    against = [*((caveat, "") for caveat in chosen.caveats), *of_references]
+    of_references = ((own.caveats, f" ({words.reference_text(own.name)})") for own in chosen.references)
+    owned = [(chosen.caveats, ""), *of_references]
+    against = [(caveat, whose) for caveats, whose in owned for caveat in caveats]
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
             is_first = caveat.code in CLIENT_CODES and not said & CLIENT_CODES

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from batchtune.errors import TargetError, UsageError
+from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.system import absolute
 from batchtune.target.container import ask
 from batchtune.wire.tfserving.rest_json import read_graph_batching
@@ -211,8 +211,10 @@ def located_model(given: str) -> Path:
 
 def _located(path: Path, given: str) -> Path:
     if not path.exists():
-        raise UsageError(
-            f"target.model: {given!r} does not exist", hint=f"give {_FORMS}, or a sample model's name"
+        raise ScenarioError(
+            f"target.model: {given!r} does not exist",
+            hint=f"give {_FORMS}, or a sample model's name",
+            path=("target", "model"),
         )
     if path.is_dir():
         if _versions(path):

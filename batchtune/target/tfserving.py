@@ -38,7 +38,7 @@ from batchtune.target.endpoint import (
     require_launched,
     wait_until_ready,
 )
-from batchtune.target.model_files import batches_inside, lies_bare, resolve_model, served_name
+from batchtune.target.model_files import batches_inside, lies_bare, located_model, resolve_model, served_name
 from batchtune.target.process import DYING_S, ServerLog, ServerProcess, coming_up, free_ports
 from batchtune.target.telemetry import Counters, read_counters
 from batchtune.wire.signature import Signature
@@ -137,6 +137,8 @@ class TfServingTarget:
         demand: Demand | None = None,
     ) -> None:
         require_cpus("target.cpus", spec.cpus)
+        if "/" in spec.model and "model_config_file" not in spec.flag_texts:
+            located_model(spec.model)  # before anything is said to be launched
         self._spec = spec
         self._demand = demand or Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
         self._told: set[str] = set()

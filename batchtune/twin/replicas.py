@@ -294,7 +294,7 @@ class ReplicaPlan:
     `replicas`: median over the twin's readings, with the interval of 95 % of them. `advised`: enough by 95 % of the
     readings, and as many more as may be down.
     `per_replica_rps`: the rate that one replica may get, by the limits and at most 90 % of its `saturation_rps`.
-    `by_saturation_alone`: replicas that would be enough if each got 90 % of the saturation, whatever the latency.
+    `by_saturation_alone`: enough by 95 % of the readings, whatever the latency, if each gets 90 % of its saturation.
     `latency_s` (quantile name -> seconds), `mean_batch_rows`, `busy_ratio`: expected with `advised` replicas.
     `simulated_replicas`: replicas in that simulation. `extrapolations`: as of a `Prediction`.
     `failure`: figures with the allowed number of replicas down; None: no replica may be down.
@@ -385,8 +385,6 @@ class Replicas:
         advised = enough if self._failing is None else self._failing.fleet(enough)
         expected = self.predict(rate_rps, advised)
         share = estimate_of(shares)
-        # What runs held, or most readings allow, may be more than what saturates the best reading.
-        saturation = max(self._twin.saturation_rps(self._batcher, self._traffic), share.value)
         return ReplicaPlan(
             rate_rps=rate_rps,
             limits=self._limits,
@@ -395,8 +393,9 @@ class Replicas:
             replicas=estimate_of(needed),
             advised=advised,
             per_replica_rps=share,
-            saturation_rps=saturation,
-            by_saturation_alone=int(_replicas(rate_rps, np.array([NEAR_SATURATION * saturation]))[0]),
+            # What runs held, or most readings allow, may be more than what saturates the best reading.
+            saturation_rps=max(self._twin.saturation_rps(self._batcher, self._traffic), share.value),
+            by_saturation_alone=_enough(_replicas(rate_rps, np.maximum(self._ceilings(), shares))),
             latency_s={name: expected.latency(name) for name in expected.latency_s},
             mean_batch_rows=float(np.median(expected.mean_batch_rows)),
             busy_ratio=float(np.median(expected.busy_ratio)),
@@ -476,20 +475,19 @@ class Replicas:
             held_rps, alone = self._measured.held_rps, self._measured.clipped(alone)
             if held_rps > 0.0 and not self._measured.hold(self._twin_rps or 0.0):
                 alone = np.full_like(alone, held_rps)
-        if not (self._routing == "random" and self._poisson):
+        is_poisson = self._traffic.load is None or self._traffic.load.arrivals == "poisson"
+        if not (self._routing == "random" and is_poisson):
             pool = POOL_MOST if usual <= 0.0 else int(min(max(math.ceil(rate_rps / usual), 1), POOL_MOST))
             if pool > 1:
                 together = float(self._highest(pool)[0])
                 alone = alone * (together / usual) if usual > 0.0 else np.full_like(alone, together)
-        ceilings = [
-            NEAR_SATURATION * fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits
-        ]
         most_rps = math.inf if self._measured is None else self._measured.most_rps
-        return np.clip(np.minimum(alone, ceilings), held_rps, most_rps)
+        return np.clip(np.minimum(alone, self._ceilings()), held_rps, most_rps)
 
-    @property
-    def _poisson(self) -> bool:
-        return self._traffic.load is None or self._traffic.load.arrivals == "poisson"
+    def _ceilings(self) -> NDArray[np.float64]:
+        """90 % of one replica's saturation, requests/s, shape (readings,)."""
+        saturations = [fit.saturation_rps(self._batcher, self._traffic) for fit in self._twin.fits]
+        return NEAR_SATURATION * np.array(saturations)
 
     def _highest(self, pool: int) -> NDArray[np.float64]:
         """Highest rate for each replica of a pool of this size, requests/s, computed once: by the best reading; for a

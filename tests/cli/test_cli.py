@@ -150,6 +150,17 @@ def test_a_model_that_does_not_exist_is_named(scenario: Path) -> None:
     assert "did you mean 'imdb_transformer'" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["sweep", "load"])
+def test_a_models_path_that_leads_nowhere_is_named_with_its_line_before_a_launch(
+    scenario: Path, command: str
+) -> None:
+    scenario.write_text(scenario.read_text().replace(str(scenario.parent / "emulated"), "./nothing"))
+    done = answered(command, scenario, cwd=scenario.parent)
+    assert done.returncode == 2
+    assert f"{scenario.name}:5: target.model: './nothing' does not exist" in done.stderr
+    assert "launching" not in done.stderr
+
+
 def test_a_missing_scenario_is_named(tmp_path: Path) -> None:
     done = batchtune("sweep", "nothing.yaml", cwd=tmp_path)
     assert done.returncode == 2

@@ -246,7 +246,11 @@ def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     assert run_recommend(run.path, {}, dialect="triton", write=file, results=tmp_path, json=False) == 0
     assert file.read_text().startswith("max_batch_size: 14\n")
     assert {one.name for one in tmp_path.iterdir()} == {"config.pbtxt", run.path.parent.name}
-    assert "dynamic_batching" not in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "dynamic_batching" not in said.out
+    assert f"note: replaced {file}, which had another text" in said.err
+    assert run_recommend(run.path, {}, dialect="triton", write=file, results=tmp_path, json=False) == 0
+    assert "replaced" not in capsys.readouterr().err  # the same text, as in CI
 
 
 def test_flags_of_the_server_are_not_lost(tmp_path):

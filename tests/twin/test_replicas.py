@@ -75,9 +75,11 @@ def test_replicas_grow_with_the_rate(twin: Twin) -> None:
 
 def test_no_replica_is_planned_above_nine_tenths_of_its_saturation(twin: Twin) -> None:
     lax = Limit(name="p95", quantile=0.95, seconds=10.0)
-    plan = plan_replicas(twin, batcher_of(64), POISSON, rate_rps=1e5, limits=(lax,), routing="random")
+    plan = plan_replicas(twin, batcher_of(64), POISSON, rate_rps=1e6, limits=(lax,), routing="random")
     assert plan.per_replica_rps.value <= 0.91 * plan.saturation_rps
-    assert plan.replicas.value == pytest.approx(plan.by_saturation_alone, abs=1.0)
+    assert (
+        plan.by_saturation_alone == plan.advised
+    )  # as sure as what is advised, so that the two may be compared
     assert not plan.extrapolated
 
 

@@ -39,7 +39,7 @@ from batchtune.report.findings import print_json, text_of
 from batchtune.report.live_view import live_line, load_text, plan_load, trial_line
 from batchtune.report.load_points import points_dict, print_points, spoilt_message
 from batchtune.report.run_tables import print_trials
-from batchtune.scenario.reader import lists_models
+from batchtune.scenario.reader import lines_named, lists_models
 from batchtune.scenario.spec.check import limit_words, value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import LaunchedTarget, external_target, target_of
@@ -81,7 +81,10 @@ def run_load(
         _refuse_of_one(wanted, gates)
     question = question_of(wanted)
     several = bool(question.scenario.target.models)
-    with session(question.scenario, "load", results=results, quiet=quiet) as current:
+    with (
+        lines_named(wanted.scenario, wanted.overrides),
+        session(question.scenario, "load", results=results, quiet=quiet) as current,
+    ):
         for note in question.notes:
             current.view.event(note)
         _measure(question, wanted, current)
@@ -330,7 +333,6 @@ def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
 def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:
     """Return the target to load: a server to launch, or the running one that command line or scenario name."""
     if question.launches:
-        view.event(beginning(question.scenario))
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
         clients += sum(own.load.concurrency or 0 for own in question.scenario.of_models().values())
         scenario = question.scenario
@@ -338,6 +340,7 @@ def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarg
         if scenario.target.kind == "http" and scenario.target.attached and not is_given:
             scenario = scenario.with_target(set=None)  # it keeps the parameters that it has
         target = target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
+        view.event(beginning(question.scenario))
         own = scenario.target
         return _noted(target) if own.kind == "http" and own.launch is None and own.set is None else target
     return _noted(external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url))

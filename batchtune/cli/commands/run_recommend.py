@@ -361,19 +361,22 @@ def _write(path: Path, text: str, *, beside: Mapping[Path, str]) -> None:
     """Write the parameters to `path`, whole or not at all; a path that is no plain file, such as /dev/stdout,
     is written to.
 
-    `beside`: every file that several models need, by path; with a single entry it is not used.
+    `beside`: every file that several models need, by path; with a single entry it is not used. A file that had another
+    text is named on stderr.
 
     Raises:
         UsageError: it cannot be written.
     """
+    texts = beside if len(beside) > 1 else {path: text}
     try:
+        replaced = [kept for kept in texts if kept.is_file() and kept.read_bytes() != texts[kept].encode()]
         if len(beside) > 1:
             write_server_files(beside)
         elif path.is_file() or not path.exists():
             write_whole(path.resolve(), text.encode())
         else:
             path.write_text(text, encoding="utf-8")
-    except OSError as error:
+    except (OSError, ArchiveError) as error:
         raise UsageError(f"--write: {error}") from error
-    except ArchiveError as error:
-        raise UsageError(f"--write: {error.message}") from error
+    for kept in replaced:
+        print(f"note: replaced {kept}, which had another text", file=sys.stderr)

@@ -425,7 +425,9 @@ def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
     waiting = noise_between(
         reading(pressed="this machine"), reading(pressure_s=4.0, monotonic_s=5.0, pressed="this machine")
     )
-    assert [each.code for each in waiting.caveats()] == ["host_pressure"]
+    [pressed] = waiting.caveats()
+    assert pressed.code == "host_pressure"
+    assert "pin" not in advice_of(pressed)  # client and server may be apart already
     assert not waiting.noisy
 
 

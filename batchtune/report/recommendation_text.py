@@ -109,11 +109,9 @@ def _argument(
     yield "Warning", [*filter(None, [" ".join(warnings)])]
     yield "Notes", notes if whole else []
     for alternative in chosen.alternatives[:3] if whole else ():
+        label, trade = alternative.configuration.label(), text_of(alternative.trade)
         searched = "" if alternative.confirmations else " (without confirmation runs)"
-        yield (
-            "Alternative",
-            [f"{alternative.configuration.label()}: {text_of(alternative.trade)}{searched}."],
-        )
+        yield "Alternative", [f"{label}: {trade}{searched}."]
 
 
 def _not_measured(chosen: Recommendation) -> Iterator[str]:
@@ -140,11 +138,9 @@ def _searched(chosen: Recommendation) -> Iterator[str]:
     if plan := text_of(search.plan):
         yield f"The plan was {plan}."
     if search.proposals:
-        made = ", ".join(
-            f"{labels('names').get(name, 'the space')} {count}"
-            for name, count in sorted(search.proposals.items(), key=lambda pair: -pair[1])
-        )
-        yield f"Runs by source: {made}."
+        counts = sorted(search.proposals.items(), key=lambda pair: -pair[1])
+        made = [f"{labels('names').get(name, 'the space')} {count}" for name, count in counts]
+        yield f"Runs by source: {', '.join(made)}."
     if reason := text_of(search.stop_reason):
         yield f"The search ended: {reason}."
     if search.nodes:
@@ -292,7 +288,8 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     capacity = contender.capacity
     if capacity is None:
         return ["–", "–"]
-    held = f"{rounded(capacity.lone_rps)} by 1 client" if capacity.lone_rps else "none"
+    held = "–" if capacity.is_untried else "none"
+    held = f"{rounded(capacity.lone_rps)} by 1 client" if capacity.lone_rps else held
     if capacity.held_rps:
         loops = " by loops" if capacity.by_loops else ""
         held = f"{'~' if capacity.is_share else ''}{rounded(capacity.held_rps)}{loops}"

@@ -240,7 +240,7 @@ def gain_cell(other: Compared) -> str:
         case "open":
             return "may be better"
         case "misses":
-            return "misses the SLO"
+            return f"met in {other.met} of {other.runs}" if other.met else "misses the SLO"
         case "none":
             return "none measurable"
         case _:
@@ -262,18 +262,24 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
 
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
-    name = reference_text(other.name)
+    name, lone = reference_text(other.name), _met_by_one(other.capacity)
+    if other.capacity is not None and other.capacity.is_untried and not other.open:
+        return f"No rate was tried {_under(other.name)}, only closed loops, which missed the SLO{lone}."
     match outcome_of(other):
         case "open" | "unknown":
             return f"Whether it is better than {name} is open."
         case "misses":
-            return f"{capitalised(name)} {'miss' if other.name == 'defaults' else 'misses'} the SLO."
+            return f"{capitalised(name)} {_missed(other, 'miss' if other.name == 'defaults' else 'misses')}."
         case "none":
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
-            lone = _met_by_one(other.capacity)
             never = "" if other.keeps else f" No rate tried met the SLO {_under(other.name)}{lone}."
             return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}.{never}"
+
+
+def _missed(other: Compared, misses: str = "misses") -> str:
+    """State of a configuration that does not keep the SLO in how many runs it met it; where in none, that it misses."""
+    return f"met the SLO in {other.met} of {counted(other.runs, 'run')}" if other.met else f"{misses} the SLO"
 
 
 def _met_by_one(capacity: Capacity | None) -> str:
@@ -453,9 +459,7 @@ def why_sentence(chosen: Recommendation) -> str:
     """State whether batching helps, and why; with limits on streamed tokens, which limit is nearest."""
     if any(promise.name.startswith(("ttft", "itl")) for promise in chosen.promises):
         return _streams_sentence([promise for promise in chosen.promises if promise.name != "errors"])
-    no_batch_pays = chosen.batching_helps == "no" and chosen.cannot_pay is not None
-    reason = chosen.cannot_pay if no_batch_pays and chosen.cannot_pay else chosen.reason
-    return f"{labels('helps')[chosen.batching_helps]}: {text_of(reason)}."
+    return f"{labels('helps')[chosen.batching_helps]}: {text_of(chosen.cannot_pay or chosen.reason)}."
 
 
 def _streams_sentence(promises: Sequence[Promise]) -> str:
@@ -464,16 +468,14 @@ def _streams_sentence(promises: Sequence[Promise]) -> str:
     first, *others = sorted(
         promises, key=lambda promise: (promise.spare_ratio, -promise.value_s / promise.limit_s)
     )
-    what = next(
-        (words for name, words in labels("stream_limits").items() if first.name.startswith(name)),
-        "the latency",
-    )
-    texts = [
-        f"{value_words(promise.name, promise.value_s)} of {value_words(promise.name, promise.limit_s)}"
-        for promise in (first, *others)
-    ]
-    rest = "".join(f"; {other.name} {text}" for other, text in zip(others, texts[1:], strict=True))
-    return f"At that rate {what} ({first.name}) is nearest to its limit: {texts[0]}{rest}."
+    named = labels("stream_limits").items()
+    what = next((words for name, words in named if first.name.startswith(name)), "the latency")
+    rest = "".join(f"; {other.name} {_of_its_limit(other)}" for other in others)
+    return f"At that rate {what} ({first.name}) is nearest to its limit: {_of_its_limit(first)}{rest}."
+
+
+def _of_its_limit(promise: Promise) -> str:
+    return f"{value_words(promise.name, promise.value_s)} of {value_words(promise.name, promise.limit_s)}"
 
 
 def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
@@ -611,10 +613,12 @@ def _fared(chosen: Recommendation, other: Compared) -> str:
     if other.capacity is not None and other.capacity.held_rps:
         met = "is expected to meet" if other.capacity.is_share else "met"
         gave = f"it {met} the SLO at {rounded(other.capacity.held_rps)}/s"
+    elif other.capacity is not None and other.capacity.is_untried:
+        gave = f"it ran in closed loops only, which missed the SLO{_met_by_one(other.capacity)}"
     elif chosen.capacity is not None:
         gave = f"it met the SLO at no rate tried{_met_by_one(other.capacity)}"
     elif not other.keeps:
-        gave = "it misses the SLO"
+        gave = f"it {_missed(other)}"
     elif chosen.models:
         gave = f"it used {percentage(tightest(other.latency_s, chosen.slo).value)} of the tightest limit"
     else:

@@ -15,15 +15,27 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import as_text, coded
 from batchtune.report.findings import advice_of
 from batchtune.report.recommendation_text import print_answer
-from batchtune.report.words import capacity_text, capitalised, gain_text, sentence
+from batchtune.report.words import capacity_text, capitalised, gain_text, sentence, why_sentence
+from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, Recommendation
 from batchtune.tune.trials.trial import Trial
-from tests.tune.answer.ledgers import CAPACITY, SCENARIO, SEARCH, capacity_ledger, helping_ledger
+from tests.tune.answer.ledgers import (
+    BATCH_14,
+    BUSY,
+    CAPACITY,
+    SCENARIO,
+    SEARCH,
+    capacity_ledger,
+    helping_ledger,
+    loop,
+)
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 pytestmark = pytest.mark.smoke
+
+P95_20 = SloSpec.model_validate({"p95": "20ms"})
 
 DEPLOYMENT = "batchtune-model-server --model_base_path=PATH/fake --batching_parameters_file=FILE"
 GOLDEN = """\
@@ -214,7 +226,7 @@ def test_the_first_gain_is_that_over_what_runs_now(chosen: Recommendation) -> No
         ),
         ({"open": True}, "Whether it is better than the server's defaults is open."),
         ({"gain": None}, "Whether it is better than the server's defaults is open."),
-        ({"keeps": False}, "The server's defaults miss the SLO."),
+        ({"keeps": False, "met": 0}, "The server's defaults miss the SLO."),
     ],
 )
 def test_what_is_said_of_a_reference(chosen: Recommendation, changes: dict[str, object], words: str) -> None:
@@ -359,6 +371,40 @@ def test_one_client_that_met_the_slo_alone_is_said_where_no_rate_met_it(
     text = said(recommend([lone, *capacity_ledger()[1:]], scenario=CAPACITY), scenario=CAPACITY)
     assert f"capacity over no batching. No rate tried met the SLO without batching{more}. " in text
     assert f"no batching {cell} 700 80.0 (missed) 1 at least" in text
+
+
+@pytest.mark.parametrize("lone_s", [0.012, 0.080])
+def test_a_reference_that_ran_in_closed_loops_alone_has_no_rate_and_no_gain(lone_s: float) -> None:
+    lone = asked(planted(1, batching=None, throughput=70.0, p95_s=lone_s, source="probe"), concurrency=1)
+    loops = loop(2, 700.0, 0.080, clients=16, batching=None)
+    answer = recommend([lone, loops, *capacity_ledger()[3:]], scenario=CAPACITY)
+    text = said(answer, scenario=CAPACITY)
+    more = "; one client alone met it, at 70 requests/s" if lone_s < 0.050 else ""
+    assert f"No rate was tried without batching, only closed loops, which missed the SLO{more}. " in text
+    assert f"no batching {'70 by 1 client' if more else '–'} " in text
+    assert answer.batching_gain is None
+    assert answer.batching_helps == "yes"
+    assert "at least ×" not in text.lower()
+
+
+def test_a_reference_that_met_the_slo_in_some_runs_is_not_said_to_miss_it() -> None:
+    trials = helping_ledger()
+    met = [planted(20, batching=None, throughput=770, p95_s=0.019)]
+    text = said(recommend([*trials[:1], *met, *trials[1:4]], scenario=SCENARIO, slo=P95_20))
+    assert "No batching met the SLO in 1 of 2 runs." in text
+    assert "met in 1 of 2" in text
+    assert "misses the SLO" not in text
+
+
+def test_why_batching_helps_does_not_say_that_no_batching_is_as_good() -> None:
+    """No batching misses the SLO, but is not measurably slower."""
+    trials = [
+        planted(1, batching=None, throughput=2250, p95_s=0.024, source="no_batching"),
+        planted(2, batching=BATCH_14, throughput=2300, p95_s=0.009, server=BUSY),
+    ]
+    answer = recommend(trials, scenario=SCENARIO, slo=P95_20)
+    assert answer.batching_helps == "yes"
+    assert why_sentence(answer).endswith("; without batching p95 is 24 ms, above the 20 ms allowed.")
 
 
 def test_figures_of_the_search_are_not_called_fresh() -> None:

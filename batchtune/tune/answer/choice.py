@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchtune.measure.quantiles import Estimate
-from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
+from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, is_lone, stated_capacity
 from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun, runs_of
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
@@ -61,7 +61,10 @@ class Capacities:
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the capacity of `ours` divided by that of `other`, with an interval from the ends of both brackets;
-        None: `ours` held no rate, or the ratio may be anything."""
+        None: `ours` held no rate, or the ratio may be anything, or no rate was tried of `other`."""
+        said = self.capacity(other)
+        if said is not None and said.is_untried:
+            return None
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
@@ -115,9 +118,9 @@ class Capacities:
     def _lone_rps(self, contender: Contender) -> float | None:
         """Return what one client alone was answered within the limits, requests/s; None: it missed them, or did not
         run with this configuration."""
-        own = [trial for trial in self.search.trials if trial.configuration == contender.configuration]
-        lone = [trial for trial in own if trial.request.concurrency == 1 and not trial.parts]
-        runs = runs_of(lone, self.search.scenario.slo, self.search.scenario)
+        lone = [trial for trial in self.search.trials if is_lone(trial) and not trial.parts]
+        own = [trial for trial in lone if trial.configuration == contender.configuration]
+        runs = runs_of(own, self.search.scenario.slo, self.search.scenario)
         return max((run.answered_rps for run in runs if run.kept), default=None)
 
     def is_established(self, contender: Contender) -> bool:
@@ -146,10 +149,6 @@ class Capacities:
             factor = self.search.upper(first) / stated
             questions.append(_rivals(first, rivals, factor))
         return questions
-
-    def spread(self) -> float:
-        """Return 0 as the spread between runs: the brackets, by which capacities are compared, contain it already."""
-        return 0.0
 
 
 class FixedLoads:
@@ -195,8 +194,6 @@ class FixedLoads:
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the figure of `ours` divided by that of `other` (above 1: `ours` is better), with an interval from
         both intervals; None: one of them has no runs."""
-        if self.search.standing(other) is None:
-            return None
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
@@ -251,10 +248,6 @@ class FixedLoads:
             questions.append(_rivals(first, rivals, factor))
         return questions
 
-    def spread(self) -> float:
-        """Return the standard deviation of the natural log of a figure between runs of one configuration."""
-        return self.search.spread()
-
 
 def _rivals(first: Contender, rivals: Sequence[Contender], factor: float) -> OpenQuestion:
     labels = [first.configuration.label(), *(c.configuration.label() for c in rivals if c is not first)]
@@ -272,7 +265,5 @@ def _ratio(ours: tuple[float, float], theirs: tuple[float, float], *, same: bool
     high = ours[1] / theirs[0] if theirs[0] > 0.0 else math.inf
     if not ours[0] > 0.0 or not (low > 0.0 or math.isfinite(high)):
         return None
-    if not math.isfinite(high):
-        return Estimate(value=low, low=low, high=math.inf)
-    value = math.sqrt(low * high) if low > 0.0 else ours[0] / theirs[0]
+    value = low if math.isinf(high) else math.sqrt(low * high) or ours[0] / theirs[0]
     return Estimate(value=value, low=low, high=high)

@@ -19,13 +19,14 @@ from batchtune.errors import (
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, complement
-from batchtune.scenario.spec.check import SloSpec, value_words
+from batchtune.scenario.spec.check import value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.choice import Capacities, FixedLoads
-from batchtune.tune.answer.recommendation import limit_text
-from batchtune.tune.evidence.bracket import BracketRun, runs_of
+from batchtune.tune.answer.recommendation import is_lone, limit_text
+from batchtune.tune.evidence.bracket import BracketRun, of_limit, runs_of
 from batchtune.tune.search.contenders import Contender, Contenders
+from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.trial import (
     Trial,
     commonest_error,
@@ -298,12 +299,20 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
             "the client was the limit in every load of all models: no figure is of the server",
             hint="lower the rates, or give the client more: load.processes, load.cpus",
         )
-    if not missed:
-        short = "too little was measured: only short loads to begin with ran, and they met the SLO"
-        return InconclusiveError(
-            short if has_run else "no trial is finished",
-            hint="resume that sweep (--resume), with a larger search.budget if it was spent",
+    wanted = limit_text(search.limits, slo.error_ratio)
+    lone = _lone(trials, search)
+    if lone is not None and _is_nearest(lone, [c for c, _ in missed], search):
+        longer = _miss(lone, search.limits, slo.error_ratio)
+        return NoFeasibleConfigurationError(
+            f"no configuration meets {wanted}: one request alone takes longer ({longer}), at any setting",
+            hint="relax the SLO, or serve a faster model, or on a faster device",
         )
+    if not missed:
+        ran = "only short loads ran, and they met the SLO"
+        ran = ran if lone is None or lone.kept else "only short loads ran, and not all met the SLO"
+        ran = f"too little was measured: {ran}" if has_run else "no trial is finished"
+        hint = "resume that sweep (--resume), with a larger search.budget if it was spent"
+        return InconclusiveError(ran, hint=hint)
     at_rates = [run for c, _ in missed for run in c.runs if run.rate_rps is not None and not run.held]
     if at_rates and all(run.by_client for run in at_rates):
         return MeasurementInvalidError(
@@ -315,27 +324,43 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
     trial = next(trial for trial in trials if trial.number == run.trial)
     if run.error_ratio > slo.error_ratio and (error := commonest_error(trial)):
         missed_by = f"{missed_by}, most often {error}"
-    wanted, label = limit_text(search.limits, slo.error_ratio), contender.configuration.label()
+    label = contender.configuration.label()
     runs = account.behind(contender)[0]
     if met := sum(run.held for run in runs):  # of the nearest, so that without any none met it
         wanted = f"{wanted} in most of its runs"
         missed_by = f"{missed_by}, though {met} of {counted(len(runs), 'run')} met it"
     why = f"no configuration of {len(missed)} measured meets {wanted}; nearest: {label}, {missed_by}"
-    open_question = _open_question(trials, scenario=scenario, slo=slo)
+    open_question = _open_question(trials, scenario, lone)
     if met and 2 * met == len(runs):
         open_question = "whether most runs would meet it is not known"
     if open_question:
-        hint = "give the sweep more time"
-        if all(map(_got_no_answer, trials[-2:])):  # one alone may only have had too much load
-            hint = f"the last trials had no answer at all: look at the server and its log, then {hint}"
-        elif trials[-1].state == "failed":
-            hint = f"`batchtune trials RUN` shows the failed trials; test the server by hand, then {hint}"
-        return InconclusiveError(f"{why}; {open_question}", hint=hint)
+        return InconclusiveError(f"{why}; {open_question}", hint=_more_time(trials))
     hint = "relax the SLO, lower the load, or widen the search space"
     nearest = {run.trial for _, run in missed}
     if all(has_only_errors(trial) for trial in trials if trial.number in nearest):
         hint = "the server fails these requests under any load and limit: its log says why"
     return NoFeasibleConfigurationError(why, hint=hint)
+
+
+def _lone(trials: Sequence[Trial], search: Search) -> BracketRun | None:
+    """The run of one client alone, the first with figures."""
+    alone = runs_of(filter(is_lone, trials), search.scenario.slo, search.scenario)
+    return next((run for run in alone if run.latency_s), None)
+
+
+def _is_nearest(lone: BracketRun, contenders: Sequence[Contender], search: Search) -> bool:
+    """Whether one request alone misses a limit on latency, and every run of the contenders by more."""
+    others = (search.violation(run) for contender in contenders for run in contender.runs)
+    return 1.0 < of_limit(lone.latency_s, search.limits) < min(others, default=math.inf)
+
+
+def _more_time(trials: Sequence[Trial]) -> str:
+    """Advice to measure for longer, after that on what failed last."""
+    if all(map(_got_no_answer, trials[-2:])):  # one alone may only have had too much load
+        return "the last trials had no answer at all: look at the server and its log, then give the sweep more time"
+    if trials[-1].state != "failed":
+        return "give the sweep more time"
+    return "`batchtune trials RUN` shows the failed trials; test the server by hand, then give the sweep more time"
 
 
 def _got_no_answer(trial: Trial) -> bool:
@@ -345,12 +370,11 @@ def _got_no_answer(trial: Trial) -> bool:
     return measured is not None and measured.error_ratio == 1.0 and measured.errors.keys() <= silent
 
 
-def _open_question(trials: Sequence[Trial], *, scenario: Scenario, slo: SloSpec) -> str | None:
-    """Why it is unknown whether a configuration meets the SLO, as text; None: none does."""
+def _open_question(trials: Sequence[Trial], scenario: Scenario, lone: BracketRun | None) -> str | None:
+    """Why it is unknown whether a configuration meets the SLO, as text; None: none does. `lone`: as `_lone`."""
     # Configurations with batching that must have been tried before the answer says that none meets the SLO.
     batched_least = 3
-    lone = next((trial for trial in trials if trial.request.concurrency == 1 and trial.measurements), None)
-    if lone is not None and not all(run.kept for run in runs_of([lone], slo, scenario)):
+    if lone is not None and not lone.kept:
         return None  # no configuration answers sooner than a lone request is
     batched = {trial.configuration for trial in trials if trial.configuration.batching is not None}
     if not batched and failure_with_batching(trials) is None:
@@ -378,8 +402,7 @@ def _miss(run: BracketRun, limits: Mapping[str, float], error_limit: float) -> s
         elif value_s > limit_s:
             allowed, ratio = value_words(name, limit_s), value_s / limit_s
             far = f"is {rounded(ratio)} × {allowed}"
-            if ratio < 2:
-                far = f"misses {allowed} by {percentage(ratio - 1)}"
+            far = far if ratio >= 2 else f"misses {allowed} by {percentage(ratio - 1)}"
             misses.append(f"{name} {value_words(name, value_s)} {far}")
     if run.error_ratio > error_limit:
         misses.append(f"{percentage(run.error_ratio)} of requests fail where {percentage(error_limit)} may")

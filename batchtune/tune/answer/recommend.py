@@ -256,7 +256,8 @@ class _Answer:
         helps = self._helps(best, batched, unbatched, gain, unable=unable is not None)
         if helps == ("yes" if chosen.configuration.batching is None else "no"):
             helps = "not distinguishable"  # what is recommended says otherwise
-        is_known = helps != "not distinguishable" or (gain is not None and gain.low <= 1.0 <= gain.high)
+        is_level = gain is not None and gain.low <= 1.0 <= gain.high
+        is_known = helps == "no" or is_level == (helps == "not distinguishable")
         references = self._references()
         named_apart = (chosen, *references.values())
         others = [c for c in self._state.contenders.all() if c not in named_apart and self._has_figures(c)]
@@ -327,12 +328,12 @@ class _Answer:
             contenders=compared,
             failed_references=self._failed_references(),
             alternatives=()
-            if capacity is not None or "p95" not in latency_s
+            if isinstance(account, Capacities) or "p95" not in latency_s
             else trades(
                 chosen.configuration,
                 {"throughput_rps": throughput.value, "p95_s": latency_s["p95"].value},
                 (*named, *compared),
-                spread=account.spread(),
+                spread=account.search.spread(),
             ),
             caveats=_caveats(measured),
             ignored=self._ignored(),
@@ -383,13 +384,10 @@ class _Answer:
     def _unbatched(self, best: Contender | None) -> Contender | None:
         """The contender without batching to compare `best` with: the one with as many model instances, where it ran;
         None: none ran."""
-        unbatched = self._state.contenders.of("no_batching")
-        if unbatched is None or best is None:
-            return unbatched if unbatched is not None and unbatched.runs else None
-        alike = self._state.contenders.find(same_instances(unbatched.configuration, best.configuration))
-        if alike is not None and alike.runs:
-            return alike
-        return unbatched if unbatched.runs else None
+        unbatched = alike = self._state.contenders.of("no_batching")
+        if unbatched is not None and best is not None:
+            alike = self._state.contenders.find(same_instances(unbatched.configuration, best.configuration))
+        return next((c for c in (alike, unbatched) if c is not None and c.runs), None)
 
     def _compared(
         self, contender: Contender, name: str | None = None, *, otherwise: Sequence[BracketRun] = ()
@@ -399,11 +397,8 @@ class _Answer:
         runs, fresh = account.behind(contender)
         runs = runs or [*otherwise]
         measured = self._measured(runs)
-        names: tuple[str, ...] = tuple(contender.sources)
-        if name is not None:
-            names = (name, *(other for other in names if other != name))
         return Compared(
-            names=names,
+            names=tuple(dict.fromkeys(filter(None, (name, *contender.sources)))),
             configuration=contender.configuration,
             throughput_rps=_throughput(runs) if runs else None,
             latency_s=self._latency(runs),
@@ -415,6 +410,7 @@ class _Answer:
             outside=not contender.eligible,
             capacity=account.capacity(contender),
             gain=account.gain(self._chosen, contender),
+            met=sum(run.held for run in runs),
             mean_batch_rows=_mean_batch_rows(self._runs_trials(runs)),
             bottleneck=None
             if name is None or self._state.of_models
@@ -426,10 +422,9 @@ class _Answer:
         """Name of the simplest reference that may be as good as the chosen contender; None: none may."""
         chosen = self._chosen
         for name, reference in sorted(references.items(), key=lambda pair: pair[1].simplicity):
-            if reference is chosen or not self._account.keeps(reference):
-                continue
             gain = self._account.gain(chosen, reference)
-            if gain is not None and gain.low <= 1.0 <= gain.high and math.isfinite(gain.high):
+            is_level = gain is not None and gain.low <= 1.0 <= gain.high < math.inf
+            if is_level and reference is not chosen and self._account.keeps(reference):
                 return name
         return None
 
@@ -455,9 +450,9 @@ class _Answer:
         if best is None:
             is_open = any(account.is_open(c, unbatched) for c in batched)
             return "no" if account.keeps(unbatched) and not is_open else "not distinguishable"
-        if isinstance(account, FixedLoads) and not account.keeps(unbatched):
-            return "yes"
-        if gain is not None and gain.low > 1.0 and (gain.value >= LEVEL or not account.keeps(unbatched)):
+        is_level = account.keeps(unbatched) and gain is not None and gain.value < LEVEL
+        is_beyond = account.ends(best)[0] > account.ends(unbatched)[1] and not is_level
+        if is_beyond or (isinstance(account, FixedLoads) and not account.keeps(unbatched)):
             return "yes"
         most = max(account.ends(c)[1] for c in batched)
         if most < LEVEL * account.ends(unbatched)[0] or (gain is not None and gain.high < LEVEL):
@@ -466,11 +461,9 @@ class _Answer:
 
     def _unbatched_rows_per_s(self, unbatched: Contender | None) -> float:
         """Median rows/s of the closed loops without batching; NaN: there is none."""
-        if unbatched is None:
-            return math.nan
         rows = [
             measured.throughput_rows_per_s.value
-            for run in unbatched.runs
+            for run in (() if unbatched is None else unbatched.runs)
             if run.clients is not None and run.clients > 1
             for measured in self._measured([run])
         ]

@@ -88,8 +88,8 @@ class Capacity:
 
     `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: no rate counts as missed).
     `held`: number of confirmation runs that held `held_rps` or more. `missed`: number of confirmation runs that failed,
-    or missed the lowest rate of those in `held` or a lower one. `missed_higher`: number of confirmation runs that
-    missed only a higher rate.
+    or missed the lowest rate of those in `held` or a lower one; where `held_rps` is 0, of all runs at a rate.
+    `missed_higher`: number of confirmation runs that missed only a higher rate.
     `confirmed`: confirmation runs held `held_rps`; else runs of the search did, and `held_rps` is less than they held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; the rate follows from full batches and from how far runs differ.
@@ -126,6 +126,11 @@ class Capacity:
         return self.by_loops or self.search_rps is not None or self.disputed_rps is not None
 
     @property
+    def is_untried(self) -> bool:
+        """Whether no run had a rate: only closed loops ran, and they missed the SLO."""
+        return not self.held_rps and not self.missed
+
+    @property
     def likely_rps(self) -> float:
         """Best single figure of the capacity, requests/s: the crossing rate if it is known, else the rate held."""
         return self.held_rps if self.crossing_rps is None else self.crossing_rps
@@ -140,7 +145,9 @@ class Compared:
     confirmation runs; with objective capacity, runs at the rate held. `behind`: numbers of the trials of these runs.
     `keeps`: it keeps the SLO. `open`: it may be better than the recommended one. `outside`: the space that the user
     wrote excludes it. `capacity`: None with another objective.
-    `gain`: the recommended configuration's figure divided by this one's; `high` inf: this one held no rate.
+    `gain`: the recommended configuration's figure divided by this one's; `high` inf: this one held no rate. None: it
+    is not known, as where no rate was tried.
+    `met`: how many of the `runs` met the SLO; None: an older answer, which does not say.
     """
 
     names: tuple[str, ...]
@@ -158,6 +165,7 @@ class Compared:
     bottleneck: Bottleneck | None = None
     behind: tuple[int, ...] = ()
     caveats: tuple[Coded, ...] = field(default=())
+    met: int | None = None
 
     @property
     def name(self) -> str:
@@ -400,12 +408,10 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
 
     `latency_s`, `slo`: quantile name -> seconds. NaN: no latency has a limit.
     """
-    shares = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
-    return Estimate(
-        value=max((latency.value / limit for latency, limit in shares), default=math.nan),
-        low=max((latency.low / limit for latency, limit in shares), default=math.nan),
-        high=max((latency.high / limit for latency, limit in shares), default=math.nan),
-    )
+    known = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
+    ratios = [(own.value / limit, own.low / limit, own.high / limit) for own, limit in known]
+    value, low, high = map(max, zip(*ratios, strict=True)) if ratios else [math.nan] * 3
+    return Estimate(value=value, low=low, high=high)
 
 
 def range_of(values: Sequence[float]) -> Estimate:
@@ -458,7 +464,8 @@ def capacity_of(
     own = (
         trial
         for trial in without_superseded(trials)
-        if space.filled(trial.configuration) == asked and not _is_foreign(trial)
+        # Neither a load that compares nodes nor a lone client says anything about its configuration.
+        if space.filled(trial.configuration) == asked and trial.source != "node" and not is_lone(trial)
     )
     judged_by = slo or scenario.slo
     return stated_capacity(Bracket(tuple(runs_of(own, judged_by, scenario))), judged_by.stream_limits())
@@ -511,6 +518,6 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     )
 
 
-def _is_foreign(trial: Trial) -> bool:
-    """Whether a trial says nothing about its configuration: a lone client, or a load that compares nodes."""
-    return trial.source == "node" or (trial.source == "probe" and trial.request.concurrency == 1)
+def is_lone(trial: Trial) -> bool:
+    """Whether a trial is the lone client at the start of a sweep."""
+    return trial.source == "probe" and trial.request.concurrency == 1

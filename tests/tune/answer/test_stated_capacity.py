@@ -12,7 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batchtune.errors import BatchtuneError, InconclusiveError, MeasurementInvalidError
+from batchtune.errors import (
+    BatchtuneError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+)
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.words import (
     bottleneck_sentence,
@@ -21,6 +26,7 @@ from batchtune.report.words import (
     promise_sentence,
 )
 from batchtune.scenario.spec.check import SloSpec
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
 from batchtune.tune.evidence.bracket import UNCONFIRMED
@@ -233,8 +239,31 @@ def test_a_gain_is_the_ratio_of_the_rates_that_stand_beside_it(gained: str) -> N
 
 def test_where_only_a_probe_ran_which_met_the_slo_too_little_was_measured() -> None:
     probe = asked(planted(1, throughput=50.0, p95_s=0.01, batching=None, source="probe"), concurrency=1)
-    with pytest.raises(InconclusiveError, match="too little was measured"):
+    with pytest.raises(InconclusiveError, match=r"too little was measured: .*, and they met the SLO$"):
         recommend([probe], scenario=SCENARIO)
+
+
+@pytest.mark.parametrize("scenario", [SCENARIO, scenario_of()])
+@pytest.mark.parametrize("loops", [[], [loop(2, 16, 120.0, 250.0), loop(3, 41, 380.0, 157.0)]])
+def test_a_limit_that_one_request_alone_misses_is_met_by_no_setting(
+    scenario: Scenario, loops: list[Trial]
+) -> None:
+    probe = asked(planted(1, throughput=50.0, p95_s=0.1, batching=None, source="probe"), concurrency=1)
+    with pytest.raises(NoFeasibleConfigurationError) as refused:
+        recommend([probe, *loops], scenario=scenario)
+    limit_ms = round(1e3 * scenario.slo.limits()["p95"])
+    takes = rf"one request alone takes longer \(p95 100 ms is \d × {limit_ms} ms\), at any setting$"
+    assert re.search(takes, refused.value.message)
+    assert "lower the load" not in (refused.value.hint or "")
+
+
+def test_a_configuration_nearer_to_the_limit_than_one_request_alone_is_named() -> None:
+    probe = asked(planted(1, throughput=50.0, p95_s=0.1, batching=None, source="probe"), concurrency=1)
+    with pytest.raises(
+        NoFeasibleConfigurationError,
+        match="; nearest: max_batch_size=8 num_batch_threads=1, p95 25 ms misses",
+    ):
+        recommend([probe, at_rate(2, 100.0, 25.0), at_rate(3, 100.0, 25.0)], scenario=SCENARIO)
 
 
 def test_a_single_miss_that_does_not_count_is_named() -> None:

@@ -263,8 +263,6 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name, lone = reference_text(other.name), _met_by_one(other.capacity)
-    if other.capacity is not None and other.capacity.is_untried and not other.open:
-        return f"No rate was tried {_under(other.name)}, only closed loops, which missed the SLO{lone}."
     match outcome_of(other):
         case "open" | "unknown":
             return f"Whether it is better than {name} is open."
@@ -274,6 +272,10 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
             never = "" if other.keeps else f" No rate tried met the SLO {_under(other.name)}{lone}."
+            if other.capacity is not None and other.capacity.is_untried:
+                never = (
+                    f" No rate was tried {_under(other.name)}, only closed loops, which missed the SLO{lone}."
+                )
             return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}.{never}"
 
 

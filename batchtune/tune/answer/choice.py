@@ -61,10 +61,7 @@ class Capacities:
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the capacity of `ours` divided by that of `other`, with an interval from the ends of both brackets;
-        None: `ours` held no rate, or the ratio may be anything, or no rate was tried of `other`."""
-        said = self.capacity(other)
-        if said is not None and said.is_untried:
-            return None
+        None: `ours` held no rate, or the ratio may be anything."""
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:

@@ -113,7 +113,7 @@ def test_capacity_is_the_rate_that_the_law_says():
     assert answer.configuration.batching.max_batch_size == 16
     assert 0.85 * 2192 < answer.capacity.held_rps < 2192
     assert answer.capacity.confirmed
-    assert answer.batching_helps == "yes"
+    assert answer.batching_gain.value > 1.5
 
 
 def test_a_capacity_that_no_rate_gives_is_infeasible():

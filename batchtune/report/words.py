@@ -495,12 +495,9 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             if not question.held + question.missed:
                 if chosen.capacity is None:
                     return "no confirmation run was made"
-                higher = (
-                    f", and {chosen.capacity.missed_higher} missed it"
-                    if chosen.capacity.missed_higher
-                    else ""
-                )
-                return f"no confirmation run {met} at {rounded(chosen.capacity.held_rps)}/s or more{higher}"
+                more = chosen.capacity.missed_higher
+                at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {more} missed it' if more else ''}"
+                return f"no confirmation run {met} at {at}"
             if not question.missed:
                 return f"only {runs} {met}, {FRESH} are needed"
             return f"only {question.held} of {runs} {met}"

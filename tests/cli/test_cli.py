@@ -232,7 +232,7 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 
     never = answered("recommend", "--slo-p95", "1us", cwd=scenario.parent)
     assert never.returncode == 3
-    assert "one request alone takes longer" in never.stderr
+    assert "no configuration" in never.stderr  # one request alone takes longer, or the nearest is named
 
     wrong = answered("recommend", "--slo-p95", "20 furlongs", cwd=scenario.parent)
     assert wrong.returncode == 2

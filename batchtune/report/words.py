@@ -495,8 +495,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             if not question.held + question.missed:
                 if chosen.capacity is None:
                     return "no confirmation run was made"
-                more = chosen.capacity.missed_higher
-                at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {more} missed it' if more else ''}"
+                missed = chosen.capacity.missed_higher
+                at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {missed} missed it' if missed else ''}"
                 return f"no confirmation run {met} at {at}"
             if not question.missed:
                 return f"only {runs} {met}, {FRESH} are needed"

@@ -473,8 +473,7 @@ class _ModelBench:
             kept_if_interrupted=self._keeps_part(plan),
         )
         figures = self._send(plan, run)
-        is_lone = plan.request.source == "probe" and plan.request.concurrency == 1
-        if is_lone and self._together is None:
+        if plan.request.is_lone and self._together is None:
             return self._with_enough_answers(plan, run, figures)
         return figures
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchtune.measure.quantiles import Estimate
-from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, is_lone, stated_capacity
+from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
 from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun, runs_of
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
@@ -115,7 +115,7 @@ class Capacities:
     def _lone_rps(self, contender: Contender) -> float | None:
         """Return what one client alone was answered within the limits, requests/s; None: it missed them, or did not
         run with this configuration."""
-        lone = [trial for trial in self.search.trials if is_lone(trial) and not trial.parts]
+        lone = [trial for trial in self.search.trials if trial.request.is_lone and not trial.parts]
         own = [trial for trial in lone if trial.configuration == contender.configuration]
         runs = runs_of(own, self.search.scenario.slo, self.search.scenario)
         return max((run.answered_rps for run in runs if run.kept), default=None)

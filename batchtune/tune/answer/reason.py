@@ -23,7 +23,7 @@ from batchtune.scenario.spec.check import value_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.choice import Capacities, FixedLoads
-from batchtune.tune.answer.recommendation import is_lone, limit_text
+from batchtune.tune.answer.recommendation import limit_text
 from batchtune.tune.evidence.bracket import BracketRun, of_limit, runs_of
 from batchtune.tune.search.contenders import Contender, Contenders
 from batchtune.tune.search.search_loop import Search
@@ -344,7 +344,9 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
 
 def _lone(trials: Sequence[Trial], search: Search) -> BracketRun | None:
     """The run of one client alone, the first with figures."""
-    alone = runs_of(filter(is_lone, trials), search.scenario.slo, search.scenario)
+    alone = runs_of(
+        (trial for trial in trials if trial.request.is_lone), search.scenario.slo, search.scenario
+    )
     return next((run for run in alone if run.latency_s), None)
 
 

@@ -465,7 +465,7 @@ def capacity_of(
         trial
         for trial in without_superseded(trials)
         # Neither a load that compares nodes nor a lone client says anything about its configuration.
-        if space.filled(trial.configuration) == asked and trial.source != "node" and not is_lone(trial)
+        if space.filled(trial.configuration) == asked and trial.source != "node" and not trial.request.is_lone
     )
     judged_by = slo or scenario.slo
     return stated_capacity(Bracket(tuple(runs_of(own, judged_by, scenario))), judged_by.stream_limits())
@@ -516,8 +516,3 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
             for run in bracket.open_runs
         ),
     )
-
-
-def is_lone(trial: Trial) -> bool:
-    """Whether a trial is the lone client at the start of a sweep."""
-    return trial.source == "probe" and trial.request.concurrency == 1

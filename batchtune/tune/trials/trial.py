@@ -87,6 +87,11 @@ class TrialRequest:
     scale: float = 1.0
     models: tuple[str, ...] = ()
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether it is the lone client at the start of a sweep."""
+        return self.source == "probe" and self.concurrency == 1
+
 
 def _key(name: str) -> str:
     """Key of a TrialRequest's field in a trial's JSON: `asked_…` for the load asked for, since `rate_rps` and

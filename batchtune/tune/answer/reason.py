@@ -344,10 +344,8 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
 
 def _lone(trials: Sequence[Trial], search: Search) -> BracketRun | None:
     """The run of one client alone, the first with figures."""
-    alone = runs_of(
-        (trial for trial in trials if trial.request.is_lone), search.scenario.slo, search.scenario
-    )
-    return next((run for run in alone if run.latency_s), None)
+    alone = [trial for trial in trials if trial.request.is_lone]
+    return next((run for run in runs_of(alone, search.scenario.slo, search.scenario) if run.latency_s), None)
 
 
 def _is_nearest(lone: BracketRun, contenders: Sequence[Contender], search: Search) -> bool:

@@ -192,6 +192,7 @@ def _instance_count(groups: Iterable[Mapping[str, Any]]) -> int:
 
 
 def sizes_text(sizes: tuple[int, ...]) -> str:
+    """Write batch sizes as the value of a flag: `4,8,16`; "" for ()."""
     return ",".join(map(str, sizes))
 
 

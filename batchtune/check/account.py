@@ -67,7 +67,7 @@ class Attribution:
         return sorted(moved, key=lambda part: (part.name != self.cause, -abs(part.change)))[:3]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values that JSON takes."""
+        """Return the fields by name, as values that JSON takes."""
         return fields_to_plain(self)
 
 

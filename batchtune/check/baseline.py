@@ -58,7 +58,8 @@ class Baseline:
     best: Mapping[Metric, float] = field(default_factory=dict)
 
     def medians(self) -> dict[Metric, float]:
-        """Return the median of each figure over the runs; a figure that some run lacks is left out."""
+        """Return the median of each figure over the runs, in the units of `run_figures`; a figure that some run lacks
+        is left out."""
         by_metric = {metric: [run.get(metric, math.nan) for run in self.runs] for metric in METRICS}
         return {
             metric: statistics.median(values)

@@ -55,12 +55,13 @@ def paired_figures(
     *,
     cpu: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> list[BlockFigures]:
-    """Return the figures of both variants for each block that both completed, in the order of the blocks.
+    """Return the figures of both variants, in the units of `run_figures`, for each block that both completed, in the
+    order of the blocks.
 
-    With several models those of each, under names such as `ranker:p95`. `cpu`: block -> CPU seconds per
-    request, (baseline, candidate), where those were measured by loads of their own; nan where that failed. They
-    replace the runs' own CPU figures in every block where at least half of the blocks have them, else in none:
-    the two are never mixed.
+    With several models those of each, under names such as `ranker:p95`. `cpu`: block -> CPU seconds per request,
+    (baseline, candidate), where those were measured by loads of their own; nan where that failed. They replace the
+    runs' own CPU figures in every block where at least half of the blocks have them, else in none: the two are never
+    mixed.
     """
     arms = [
         (arm.model, runs_of(trials, left.name), runs_of(trials, arm.name))
@@ -88,8 +89,12 @@ def _side_by_side(before: Trial, after: Trial, *, model: str) -> dict[str, tuple
 
 
 def run_figures(trial: Trial) -> Mapping[Metric, float]:
-    """Return every figure of one run, those of streams only where it has them; nan where one was not measured. The
-    capacity of a run that met the SLO at no rate is 0."""
+    """Return every figure of one run: requests/s, latencies and start-up in seconds, CPU and GPU in seconds per
+    request, memory in bytes, errors as a share of requests.
+
+    nan: not measured; every figure is nan where the run has no measurement. Of a run whose answers are not streams,
+    figures of streams are left out. The capacity of a run that met the SLO at no rate is 0.
+    """
     measured = trial.measurement
     if measured is None:
         return dict.fromkeys(METRICS, math.nan)

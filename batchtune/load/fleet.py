@@ -437,7 +437,7 @@ class LiveTable:
 
     def look(self, now_ns: int) -> tuple[tuple[int, int, int, int, int], NDArray[np.int64]]:
         """Return ((issued, done, errors, late, overdue), latencies): counts of requests since the start, and the
-        latencies, ns, of the good answers of the last second."""
+        latencies, ns, of the good answers of the last second before `now_ns` (CLOCK_MONOTONIC)."""
         oldest = self._header[OLDEST_PENDING]
         # Read last: meanwhile the worker goes on, and the other never passes it.
         issued = self._header[ISSUED]

@@ -495,7 +495,8 @@ class Columns:
         self.outcome = self._view[outcome_at : outcome_at + capacity]
 
     def times(self, name: str) -> NDArray[np.int64]:
-        """View a whole column as an array over the same memory, shape (capacity,)."""
+        """View the column `name` as an array over the same memory, shape (capacity,): `due`, `sent`, `first_byte`,
+        `done` or `wait`, in ns; for streamed answers also `prompt_tokens`, `output_tokens`, `gap_p99`."""
         column: memoryview = getattr(self, name)
         return np.frombuffer(column, dtype=np.int64)
 

@@ -349,6 +349,7 @@ class Pacer:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def close(self) -> None:
+        """Wake no more, and free the timer."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -273,8 +273,8 @@ def client_caveats(
 ) -> list[Coded]:
     """Return a caveat for every sign that the client, not the server, shaped the figures.
 
-    `limit_s`: the SLO's primary limit, seconds, with which lags and pauses are compared. `rate_rps`: what was answered.
-    `client_max_rps`: what the client can send to a null server; None: not known.
+    `limit_s`: the SLO's primary limit, seconds, with which lags and pauses are compared. `rate_rps`: requests answered
+    per second. `client_max_rps`: requests/s that the client can send to a null server; None: not known.
     """
     caveats = []
     tolerance_s = max(0.0005, 0.05 * limit_s)

@@ -244,6 +244,8 @@ WIDENING = 4
 
 
 def resnet50(stages: tuple[tuple[int, int], ...] = STAGES) -> Any:
+    """Make a ResNet-50: `image` [batch, 3, 224, 224] -> `scores` [batch, 1000]; `stages`: fewer or narrower ones make a
+    smaller network."""
     layers: list[Any] = [*convolution(3, 64, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)]
     given = 64
     for stage, (inner, count) in enumerate(stages):

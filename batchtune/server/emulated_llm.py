@@ -94,6 +94,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
+        """Whether no request waits or runs."""
         return not (self.waiting or self.running)
 
     def step(self) -> tuple[float, list[Sequence]]:
@@ -184,6 +185,7 @@ class Engine(threading.Thread):
         self._wake.set()
 
     def run(self) -> None:
+        """Run a step after another while there are requests; never returns. Tokens are reported on the event loop."""
         ends_ns = 0
         while True:
             while self._arrived:

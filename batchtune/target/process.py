@@ -89,7 +89,11 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def last_words(log_path: Path, *, begins_at: int = 0) -> str:
-    """Return the last twelve lines of a log from byte `begins_at` on, indented by two spaces; "": there are none."""
+    """Return the last lines of a log from byte `begins_at` on, at most twelve, indented by two spaces; "": it has none,
+    or cannot be read.
+
+    A long line whose end a later one repeats is left out.
+    """
     try:
         with log_path.open("rb") as log:
             log.seek(max(begins_at, log_path.stat().st_size - 16_384))

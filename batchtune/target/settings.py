@@ -106,8 +106,8 @@ class Settings:
         return self.shown()
 
     def shown(self, document: Any = None) -> dict[str, Any]:
-        """Return the parameters in an answer to `set.request.read` (`document`) and the settings file, in the form of
-        `present`; `document` None: in the answer that is to be put back."""
+        """Return the parameters that `document`, an answer to `set.request.read` parsed from JSON, and the settings
+        file show, in the form of `present`; `document` None: the answer that is to be put back."""
         places: list[tuple[Any, Mapping[str, Any]]] = []
         request, file = self._spec.request, self._spec.file
         if request is not None and request.read is not None:
@@ -162,8 +162,11 @@ class Settings:
         return self._spec.file is not None or (request is not None and request.read is not None)
 
     def words(self, document: Any = None) -> str:
-        """Return the parameters in an answer to `set.request.read`, for a message: `max_batch_size 8,
-        batch_timeout_micros 0`; None: in the answer that is to be put back."""
+        """Return the server's parameters as text for a message: `max_batch_size 8, batch_timeout_micros 0`; `the
+        parameters from before the run` where none is shown.
+
+        `document`: the answer to `set.request.read`, parsed from JSON; None: the answer that is to be put back.
+        """
         shown = ", ".join(f"{name} {value}" for name, value in self.shown(document).items())
         return shown or "the parameters from before the run"
 

@@ -82,8 +82,10 @@ class Plan:
 
 
 class TrialBench(Protocol):
-    """A protocol: what can run a planned trial, such as a server under load, a table of recorded trials, a
-    simulator."""
+    """A protocol: what can run a planned trial, such as a server under load, a table of recorded trials, a simulator.
+
+    `run` returns the finished trial, a failed one too; it raises what `Bench.run` raises.
+    """
 
     def run(self, plan: Plan) -> FinishedTrial: ...
 

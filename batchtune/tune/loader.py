@@ -39,9 +39,10 @@ PATIENCE = 10.0
 
 
 class Served(Protocol):
-    """A protocol: one model on a running server, with the address, counters and signatures of the model.
+    """A protocol: one model on a running server: its address, the counters and signatures of the model.
 
-    `in_force`: the configuration that the server runs with; None: unknown.
+    `in_force`: the configuration that the server runs with; None: unknown. `counters` reads the counters once,
+    `signature` the signature called `name`; both raise TargetError where the server does not answer.
     """
 
     @property
@@ -454,6 +455,8 @@ class LoadGroup:
         self._client_cpu_s: list[float] = []
 
     def begin(self, *, cpus: Collection[int] | None = None) -> None:
+        """Wait until every load is ready, then watch the host; raises NotLoadedError where another load failed, or is
+        not ready within 120 s."""
         self._cpus = cpus
         # How long one load waits for the others' requests to be encoded, and asked alone where answers are
         # expected.
@@ -461,6 +464,8 @@ class LoadGroup:
         _wait(self._first, ready_limit_s)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
+        """Wait until every load has ended, and return the noise of the host from the first to the last; raises
+        NotLoadedError where another load failed."""
         self._client_cpu_s.append(client_cpu_s)
         _wait(self._last, None)
         return self._noise

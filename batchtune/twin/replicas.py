@@ -332,7 +332,7 @@ class ReplicaPlan:
         return self.measured is not None and not self.measured.hold(self.twin_rps or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON."""
+        """Return the fields and `extrapolated` by name, as values that JSON takes; each limit as {name, seconds}."""
         limits = [{"name": limit.name, "seconds": limit.seconds} for limit in self.limits]
         return {**fields_to_plain(self), "limits": limits, "extrapolated": self.extrapolated}
 

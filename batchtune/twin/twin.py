@@ -169,7 +169,8 @@ class Prediction:
         return estimate_of(self.latency_s[quantile])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return medians with intervals as plain types, safe for JSON."""
+        """Return figures by name, as values that JSON takes: each the median over the readings with its interval;
+        latencies, in seconds, under `latency_s`."""
         figures = ("throughput_rps", "mean_batch_rows", "error_ratio", "busy_ratio")
         return {
             **{name: to_plain(estimate_of(getattr(self, name))) for name in figures},

@@ -81,9 +81,11 @@ class Http1ClientConnection(asyncio.Protocol):
         self.tag = NO_TAG
 
     def send(self, request: bytes, tag: int, keep_body: bool) -> None:
-        """Write one prepared request; the caller has checked that nothing is in flight and `reusable` is true.
+        """Write one whole HTTP/1.1 request, head and body; the caller has checked that nothing is in flight and
+        `reusable` is true.
 
-        `keep_body`: whether `answered` gets the body of an answer with status 200 too.
+        `tag`: a number of at least 0 by which the events name the request. `keep_body`: whether `answered` gets the
+        body of an answer with status 200 too.
         """
         self.tag = tag
         self._keep_body = keep_body

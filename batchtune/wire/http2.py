@@ -78,7 +78,7 @@ def error_name(code: int) -> str:
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Write one frame."""
+    """Write one frame: its header of 9 bytes, then `payload`, which must be shorter than 2^24 bytes (RFC 9113 §4.1)."""
     return FRAME.pack(len(payload) << 8 | kind, flags, stream_id) + payload
 
 
@@ -101,7 +101,7 @@ def rst_stream_frame(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def goaway_frame(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """Write a GOAWAY frame; `reason` is its debug text."""
+    """Write a GOAWAY frame; `reason` is its debug text, of which the first 1,000 bytes are sent."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream_id, code) + reason.encode()[:1000])
 
 

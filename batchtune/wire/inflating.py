@@ -88,10 +88,11 @@ class Inflating:
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, packed: Packed) -> None:
-        """Inflate a request now if it is small, else on a thread as soon as there is room.
+        """Inflate a request now if it is small, else on a thread as soon as there is room; `packed.go_on` gets the
+        bytes, or the error where they cannot be inflated, perhaps before this returns.
 
         Raises:
-            StatusError: RESOURCE_EXHAUSTED, since too many bytes wait.
+            StatusError: RESOURCE_EXHAUSTED, since too many bytes wait; `packed.go_on` is not called.
         """
         size = len(packed.content)
         quick_packed_bytes_max = 1 << 10

@@ -85,6 +85,7 @@ class GrpcClient:
         return True
 
     def flush(self) -> None:
+        """Write the requests that `try_send` has put into buffers."""
         for connection in self._connections:
             connection.flush()
 
@@ -119,6 +120,7 @@ class GrpcClient:
         self.fill()
 
     def close(self) -> None:
+        """Close every connection at once, and open no more."""
         self._dialer.hang_up()
 
     def _make_connection(self) -> GrpcClientConnection:

@@ -131,23 +131,28 @@ class RestClient:
                 self._source.released(_monotonic_ns())
 
     def close(self) -> None:
+        """Close every connection at once, and open no more."""
         self._dialer.hang_up()
 
     def ready(self, connection: Http1ClientConnection) -> None:
+        """Use a connection that is up: send waiting requests."""
         self._connections.add(connection)
         self._dialer.became_ready(connection)
         self._idle.append(connection)
         self.fill()
 
     def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:  # noqa: ARG002
+        """Record when the answer to request `tag` begins; of a stream nothing."""
         if self._streams is None:
             self._first_byte[tag] = _monotonic_ns()
 
     def piece(self, tag: int, data: bytes) -> None:
+        """Record the tokens in a piece of the answer to request `tag`."""
         if self._streams is not None:
             self._streams.take(tag, data)
 
     def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
+        """Record the answer to request `tag` and its fault, if any; send the next request on the connection."""
         now_ns = _monotonic_ns()
         fault = "" if self._streams is None else self._streams.end(tag, body if status == 200 else None)
         if fault and status == 200:
@@ -174,6 +179,8 @@ class RestClient:
         self._send(connection, index, now_ns)
 
     def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
+        """Record that request `tag` failed with its connection (NO_TAG: no request did), and send waiting requests on
+        others."""
         self._connections.discard(connection)
         self._dialer.closed(connection)
         if tag != NO_TAG:

@@ -92,8 +92,8 @@ class OpenSource:
             self._wake_at(due[index])
 
     def take(self, now_ns: int) -> int:
-        """Return the index of the request to send next on a free connection or stream; negative: no request is
-        waiting."""
+        """Return the index of the request to send next on a free connection or stream; negative: no request is waiting.
+        `now_ns`: CLOCK_MONOTONIC."""
         waiting = self._waiting
         while waiting:
             index = waiting.popleft()
@@ -146,7 +146,7 @@ class ClosedSource:
 
     def start(self, start_ns: int, end_ns: int) -> None:
         """Make every user ready at `start_ns`; no request is sent from `end_ns` on or, if there are turns, outside
-        these."""
+        these. Both are on CLOCK_MONOTONIC."""
         self._ready.extend([start_ns] * self.users)
         if self._turns_ns:
             self._turns.extend((start_ns + begin, start_ns + end) for begin, end in self._turns_ns)
@@ -156,11 +156,13 @@ class ClosedSource:
         self._wake_at(start_ns)
 
     def stop(self) -> None:
+        """Send no more requests."""
         self._end_ns = 0
         self._turns.clear()
 
     @property
     def exhausted(self) -> bool:
+        """Whether no further request will be sent: the time is over, or `requests_max` were sent."""
         return not self._turns and self._rests()
 
     def wake(self) -> None:
@@ -177,6 +179,8 @@ class ClosedSource:
             self._arm()
 
     def take(self, now_ns: int) -> int:
+        """Return the index of the request to send next on a free connection or stream; negative: no user is ready, or
+        nothing may be sent now. `now_ns`: CLOCK_MONOTONIC."""
         if not self._ready or now_ns >= self._end_ns or self.issued >= self._requests_max:
             return NOTHING
         index = self.issued
@@ -186,7 +190,7 @@ class ClosedSource:
 
     def finished(self, now_ns: int) -> int:
         """Note that a request was answered; return the index of the request to send next on its connection or stream,
-        negative: none is due."""
+        negative: none is due. `now_ns`: CLOCK_MONOTONIC."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
             return self.take(now_ns)
@@ -201,7 +205,7 @@ class ClosedSource:
 
     def released(self, now_ns: int) -> None:
         """Note that a request has ended and its connection or stream cannot be used again; its user continues as after
-        an answer."""
+        an answer. `now_ns`: CLOCK_MONOTONIC."""
         if self._think_ns:
             self._think(now_ns, self._think_ns)
         else:
@@ -209,11 +213,12 @@ class ClosedSource:
 
     def failed(self, now_ns: int) -> None:
         """Note that a request failed together with its connection, or never got a connection; its user waits at least
-        10 ms."""
+        10 ms. `now_ns`: CLOCK_MONOTONIC."""
         back_off_ns = 10_000_000  # so that a dead server is not flooded
         self._think(now_ns, max(self._think_ns, back_off_ns))
 
     def backlog(self) -> int:
+        """Return how many users wait for a free connection or stream; 0 while nothing may be sent."""
         return 0 if self._rests() else len(self._ready)
 
     def _rests(self) -> bool:

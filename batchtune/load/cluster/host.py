@@ -147,6 +147,7 @@ class Host:
         self._part: _RunningPart | None = None
 
     def place(self) -> Place:
+        """Return where the host runs."""
         return this_place()
 
     def open(self, cpu: int) -> None:
@@ -202,6 +203,7 @@ class Host:
         return calibrate(self._opened(), requests)
 
     def close(self) -> None:
+        """End the worker; its part of a job ends with it."""
         self._end_part()
         if self._fleet is not None:
             self._fleet.close()

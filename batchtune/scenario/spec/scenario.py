@@ -217,9 +217,10 @@ class Scenario(Spec):
 
     def require_rows_fit(self) -> None:
         """Check that the largest request fits in the largest batch that may be tried; a server refuses larger ones.
+        Passes where a server without batching may be tried.
 
         Raises:
-            ScenarioError: it does not.
+            ScenarioError: it does not fit.
         """
         rows = self.request.rows_most
         knob = self.search.space.get("max_batch_size")

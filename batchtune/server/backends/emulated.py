@@ -163,14 +163,19 @@ class SharedTimetable:
         self._batches = 0
 
     def start(self, now_ns: float, held_ns: float) -> int:
-        """Start a batch that would take `held_ns` alone on the device, and return its number."""
+        """Start, at `now_ns`, a batch that would take `held_ns` alone on the device; return its number, for
+        `has_ended`.
+
+        `now_ns`: on the clock of all calls, at least that of the call before.
+        """
         self.advance(now_ns)
         self._batches += 1
         heapq.heappush(self._running, (self._work_ns + held_ns, self._batches))
         return self._batches
 
     def next_end_ns(self) -> int:
-        """Return when the next batch ends (ns) if no other starts before; there must be a running batch."""
+        """Return when the next batch ends, ns on the clock of `start`, if no other starts before; there must be a
+        running batch."""
         return math.ceil(self._at_ns + (self._running[0][0] - self._work_ns) * self._slowdown())
 
     def advance(self, now_ns: float) -> None:

@@ -55,7 +55,8 @@ class Deadlines:
         self._ticking = False
 
     def add(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Call `call.expire` up to 17 ms after its deadline; a deadline more than an hour away is ignored."""
+        """Call `call.expire` on the event loop up to 17 ms after `deadline_ns` (CLOCK_MONOTONIC); a deadline more than
+        an hour away is ignored."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -72,7 +73,8 @@ class Deadlines:
         self._slots.setdefault(max(slot, self._passed + 1), set()).add(call)
 
     def discard(self, call: PendingCall[Any], deadline_ns: int) -> None:
-        """Stop watching the deadline of a call that has ended; does nothing if it is not watched."""
+        """Stop watching the deadline of a call that has ended; does nothing if it is not watched. `deadline_ns`: as
+        given to `add`."""
         slot = deadline_ns >> _SLOT_BITS
         calls = self._slots.get(slot)
         if calls is not None:
@@ -130,7 +132,11 @@ class PendingCalls(Generic[_Client]):
         self._submits: list[_Submit] = []  # of this turn of the loop
 
     def submit(self, call_and_arguments: _Submit) -> None:
-        """Submit a call's request at the end of this loop turn; `call.fail` follows if it is refused."""
+        """Submit a request at the end of this loop turn; `call.fail` follows if it is refused.
+
+        `call_and_arguments`: (call, servable), then the arguments of `Servable.submit`, of which the deadline is on
+        CLOCK_MONOTONIC.
+        """
         if not self._submits:
             asyncio.get_running_loop().call_soon(self._flush)
         self._submits.append(call_and_arguments)

@@ -47,15 +47,18 @@ class InferenceCalls:
         self._check_methods = check_methods
 
     def classify(self, call: GrpcCall) -> None:
-        """Start a Classify call."""
+        """Start a Classify call; `call` gets its answer or error later, a refused request its error at once."""
         self._start_single(call, CLASSIFY)
 
     def regress(self, call: GrpcCall) -> None:
-        """Start a Regress call."""
+        """Start a Regress call; `call` gets its answer or error later, a refused request its error at once."""
         self._start_single(call, REGRESS)
 
     def multi_inference(self, call: GrpcCall) -> None:
-        """Start a MultiInference call: each task runs as its own request, the answer waits for all."""
+        """Start a MultiInference call: each task runs as its own request, the answer waits for all.
+
+        `call` gets its answer or error later, a refused request its error at once.
+        """
         name, started_ns = "", time.monotonic_ns()
         try:
             request = parse_message(MultiInferenceRequest, call.message)

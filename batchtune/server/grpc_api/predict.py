@@ -87,7 +87,7 @@ class PredictCalls:
         self._bindings: Memo[PredictPlan, _Binding] = Memo(1_024)
 
     def start(self, call: GrpcCall) -> None:
-        """Start a Predict call; it is answered later."""
+        """Start a Predict call; `call` gets its answer or error later, a refused request its error at once."""
         name, started_ns = "", time.monotonic_ns()
         try:
             plan, inputs, request = self._requests.decode(call.message)

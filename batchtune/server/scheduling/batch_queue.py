@@ -124,7 +124,7 @@ class Batch(Generic[TaskT]):
         self.announced = False  # a thread was woken because the batch became schedulable
 
     def add(self, task: TaskT, size: int, enqueued_micros: int) -> None:
-        """Add a task of `size` rows that was scheduled at `enqueued_micros`."""
+        """Add a task of `size` rows that was scheduled at `enqueued_micros`, on the scheduler's clock."""
         if not self.tasks:
             self.opened_micros = enqueued_micros
         self.tasks.append(task)
@@ -234,7 +234,8 @@ class BatchQueue(Generic[TaskT]):
             self._leave_if_done()
 
     def take(self, now_micros: int) -> Batch[TaskT] | None:
-        """Remove and return the oldest batch if it is full, timed out or closed, else None.
+        """Remove and return the oldest batch if it is full, closed, or timed out at `now_micros` (the scheduler's
+        clock), else None.
 
         Called by the scheduler, which holds its lock.
         """
@@ -250,8 +251,8 @@ class BatchQueue(Generic[TaskT]):
 
     @property
     def due_micros(self) -> int:
-        """Instant at which the open batch times out, NEVER_MICROS while it is empty; the caller holds the scheduler's
-        lock."""
+        """Instant, on the scheduler's clock, at which the open batch times out, NEVER_MICROS while it is empty; the
+        caller holds the scheduler's lock."""
         return self._open.opened_micros + self._timeout_micros if self._open.tasks else NEVER_MICROS
 
     @property
@@ -373,7 +374,8 @@ class SharedBatchScheduler:
         self._threads.stop()
 
     def take(self, now_micros: int) -> tuple[tuple[BatchQueue[Any], Batch[Any]] | None, int]:
-        """Return ((queue, batch), NEVER_MICROS) for a batch to run now; else (None, instant at which to call again).
+        """Return ((queue, batch), NEVER_MICROS) for a batch to run at `now_micros`; else (None, instant at which to
+        call again), both on `clock`.
 
         The instant is NEVER_MICROS while every queue is empty. Called by the batch threads, which hold the scheduler's
         lock.

@@ -79,6 +79,7 @@ class Alternative:
         return coded("buys", price=price, gained=gained)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields and `trade` by name, as values that JSON takes."""
         return {**fields_to_plain(self), "trade": to_plain(self.trade)}
 
 
@@ -197,6 +198,8 @@ class Promise:
         return 1.0 - self.worst_s / self.limit_s
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields and `spare_ratio` by name, as values that JSON takes; for goodput and errors `…_s` is
+        called `…_ratio`."""
         plain = fields_to_plain(self)
         if self.name in ("goodput", "errors"):
             for field_name in ("limit", "value", "worst"):
@@ -370,7 +373,8 @@ class Recommendation:
         return {reference.name: reference.gain for reference in self.references}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON."""
+        """Return the fields by name, as values that JSON takes, with `schema_version`, `label`, `capacity_rps` and the
+        gains over the references."""
         plain = fields_to_plain(self)
         if "goodput" in plain["slo"]:
             plain["slo"]["goodput_ratio"] = complement(plain["slo"].pop("goodput"))

@@ -142,7 +142,8 @@ def noise_repeats(trials: Sequence[Trial]) -> int:
 
 
 def figure_of(metric: Metric) -> Callable[[Trial], float]:
-    """Return a function that takes a trial and returns its figure for `metric`; NaN where it was not measured."""
+    """Return a function that takes a trial and returns its figure for `metric`: requests/s for throughput and capacity,
+    rows/s for rows, seconds for p95; NaN where it was not measured."""
 
     def value(trial: Trial) -> float:
         measured = trial.measurement
@@ -281,7 +282,7 @@ class Comparison:
         return next(variant for variant in self.variants if variant.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON."""
+        """Return `schema_version` and the fields by name, as values that JSON takes; `answers` is called `batching`."""
         plain = fields_to_plain(self)
         schema_version = 1
         return {"schema_version": schema_version, "batching": plain.pop("answers"), **plain}
@@ -437,6 +438,7 @@ class Floor:
         return not self.ratio.low <= 1.0 <= self.ratio.high
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as values that JSON takes; `smallest` is called `smallest_change`."""
         plain = fields_to_plain(self)
         return {"smallest_change": plain.pop("smallest"), **plain}
 
@@ -462,7 +464,7 @@ class NoiseFloor:
     caveats: tuple[Coded, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON."""
+        """Return `schema_version` and the fields by name, as values that JSON takes; `floors` is called `figures`."""
         plain = fields_to_plain(self)
         schema_version = 1
         return {"schema_version": schema_version, "figures": plain.pop("floors"), **plain}

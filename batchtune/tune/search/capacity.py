@@ -80,10 +80,12 @@ class CapacitySearch(Search):
         return self._best_of(list(self.contenders))
 
     def best(self) -> Contender | None:
+        """Return the leader; None where it holds no rate."""
         top = self.leader()
         return top if self.worth(top) > 0.0 else None
 
     def comparison(self, left_s: float) -> TrialRequest | None:
+        """Return the next run that compares contenders; None: none is left to compare, or there is no time for it."""
         self._ask_curve()
         return self._affordable(self._next_probe(self.leader(), set()), left_s=left_s, reserve_s=0.0)
 

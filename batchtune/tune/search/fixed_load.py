@@ -170,11 +170,13 @@ class FixedLoadSearch(Search):
         return max(level)[3] if level else best
 
     def best(self) -> Contender | None:
+        """Return the leader; None where it does not keep the SLO."""
         top = self.leader()
         standing = self.standing(top)
         return top if standing is not None and standing.keeps else None
 
     def comparison(self, left_s: float) -> TrialRequest | None:
+        """Return the next run that compares contenders; None: none is left to compare, or there is no time for it."""
         return self._compared(left_s, set())
 
     def _rank(self, contender: Contender) -> tuple[bool, float, float, list[int]]:

@@ -47,6 +47,7 @@ class NodeBenches:
 
     @property
     def names(self) -> Sequence[str]:
+        """Names of the nodes that still work."""
         return tuple(self._benches)
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
@@ -115,6 +116,7 @@ class NodeStation:
         self._live: LiveAggregate | None = None
 
     def place(self) -> Place:
+        """Return where the station runs."""
         return this_place()
 
     def open(self, scenario: Scenario, cpus: Sequence[int], alone: bool) -> Scenario:

@@ -111,6 +111,7 @@ class OneServer:
         self._bench = bench
 
     def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """Run these trials one after another, and yield each as it ends; raises what the bench raises."""
         for plan in plans:
             yield self._bench.run(plan)
 

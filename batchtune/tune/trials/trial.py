@@ -89,7 +89,7 @@ class TrialRequest:
 
     @property
     def is_lone(self) -> bool:
-        """Whether it is the lone client at the start of a sweep."""
+        """Whether the load is the lone client at the start of a sweep."""
         return self.source == "probe" and self.concurrency == 1
 
 
@@ -560,7 +560,7 @@ class SearchSummary:
         return replace(self, seconds_by_phase=spent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain types, safe for JSON."""
+        """Return `schema_version` and the fields by name, as values that JSON takes."""
         return {"schema_version": SCHEMA_VERSION, **fields_to_plain(self)}
 
     @classmethod

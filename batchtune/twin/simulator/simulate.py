@@ -248,7 +248,7 @@ def run_simulation(
 ) -> Outcome:
     """Simulate by the plain kernel where traffic and device allow it, else by the event loop.
 
-    `count_from_s`: when the devices' busy time begins to count.
+    `count_from_s`: when the devices' busy time begins to count, in seconds on the clock of `traffic.due_s`.
     """
     if _is_plain(traffic, batcher, device):
         outcome = _run_plain(traffic, batcher, device, count_from_s)
@@ -361,7 +361,7 @@ def _run_plain(
 
 
 def new_plain_run(count: int, threads: int) -> PlainRun:
-    """Make the arrays that the plain kernel writes, for `count` requests."""
+    """Make the arrays that the plain kernel writes, for `count` requests on `threads` batch threads."""
     from batchtune.twin.simulator.event_kernel import PlainRun
 
     return PlainRun(

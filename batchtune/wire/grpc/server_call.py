@@ -155,7 +155,10 @@ _REPLY_TAIL = struct.Struct(f">5sI{len(_OK_BLOCK)}s")
 
 
 def write_reply(out: list[bytes], stream_id: int, message: bytes) -> None:
-    """Append to `out` headers, one DATA frame and OK trailers; the caller has checked that the windows allow it."""
+    """Append to `out` headers, one DATA frame and OK trailers; the caller has checked that the windows allow it.
+
+    `message`: serialised, without gRPC's prefix of 5 bytes, which is written here.
+    """
     size = len(message)
     out += (
         _REPLY_HEAD.pack(HEAD_PIECES[0], stream_id, _HEAD_BLOCK, size + 5 << 8, 0, stream_id, 0, size),
@@ -178,14 +181,19 @@ def failure_pieces(code: str, message: str, *, trailers_only: bool) -> tuple[byt
 
 
 class CallSink(Protocol):
-    """A protocol: what a call needs of its connection to be answered; for the event loop's thread only."""
+    """A protocol: what a call needs of its connection to be answered; for the event loop's thread only.
+
+    `send_reply` answers OK with one message, serialised and without gRPC's prefix; `send_failure` ends the call with a
+    status, by the name of its code.
+    """
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None: ...
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None: ...
 
 
 class AnswerSink(CallSink, Protocol):
-    """A protocol: what a stream needs of its connection to be answered."""
+    """A protocol: what a stream needs of its connection to be answered: `send_message` sends one message, serialised
+    and without gRPC's prefix; `send_end` ends the stream with OK."""
 
     def send_message(self, stream: GrpcStream, message: bytes) -> None: ...
     def send_end(self, stream: GrpcStream) -> None: ...
@@ -229,7 +237,8 @@ class GrpcCall:
         return self.head.path
 
     def reply(self, message: bytes) -> None:
-        """Answer OK with one message; the answers of one loop turn leave in one write."""
+        """Answer OK with one message, serialised and without gRPC's prefix; the answers of one loop turn leave in one
+        write."""
         if not self.answered:
             self.answered = True
             self.sink.send_reply(self, message)
@@ -321,7 +330,7 @@ class GrpcStream:
         self.answered = False
 
     def send(self, message: bytes) -> None:
-        """Send one message; ignored once the stream has ended."""
+        """Send one message, serialised and without gRPC's prefix; ignored once the stream has ended."""
         if not self.answered and not self.cancelled:
             self.sink.send_message(self, message)
 

@@ -146,7 +146,8 @@ class AnswerWriter:
         return len(self.streams) + self.zombies >= limits.max_concurrent_streams
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None:
-        """Send an OK answer with its one message."""
+        """Send an OK answer with its one message, serialised and without gRPC's prefix; where the client reads too
+        slowly the call fails with RESOURCE_EXHAUSTED."""
         if call.cancelled:
             self._forget_zombie()
             return
@@ -202,8 +203,11 @@ class AnswerWriter:
             self._send_tail(stream, head + packed_id.join(OK_PIECES))
 
     def send_text(self, stream_id: int, block: bytes, text: bytes) -> None:
-        """Answer a request that is no gRPC call with an HTTP status and a text; without the text where the windows have
-        no room."""
+        """Answer a request that is no gRPC call with header fields, the HTTP status among them, and a text; without the
+        text where the windows have no room for it.
+
+        `block`: the fields, encoded by `encode_block`. `text`: the body; b"": none.
+        """
         flow = self._flow
         fits = 0 < len(text) <= min(flow.at_once, flow.window)
         packed_id = STREAM_ID.pack(stream_id)

@@ -73,7 +73,8 @@ class HostDevice:
         self.lanes_max: int | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Allocate host memory to gather a batch in."""
+        """Allocate host memory, its content undefined, to gather a batch in; for a GPU page-locked where that is
+        possible."""
         return np.empty(shape, dtype)
 
     def staged(self, array: NDArray[Any]) -> Tensor:
@@ -164,10 +165,10 @@ class _OwnStream:
 
 
 class CudaDevice:
-    """One NVIDIA GPU.
+    """One NVIDIA GPU; its methods do what the docstrings of HostDevice say.
 
-    Host memory is page-locked and comes from PyTorch's cache of such blocks, so buffers are reused over batches, and
-    a block is not handed out again before the copies from it are done.
+    Host memory is page-locked and comes from PyTorch's cache of such blocks, so buffers are reused over batches, and a
+    block is not handed out again before the copies from it are done.
     """
 
     records = True

@@ -350,7 +350,11 @@ class Run:
         return read_parquet(path)
 
     def write_search(self, summary: SearchSummary) -> None:
-        """Write the summary of how the sweep searched; `search` reads it."""
+        """Write the summary of how the sweep searched; `search` reads it.
+
+        Raises:
+            ArchiveError: the file cannot be written.
+        """
         document = json.dumps(summary.to_dict(), allow_nan=False, indent=2) + "\n"
         write_whole(self.path / SEARCH, document.encode())
 
@@ -372,7 +376,11 @@ class Run:
             raise ArchiveError(what, hint=hint) from error
 
     def write_comparison(self, comparison: Mapping[str, Any]) -> None:
-        """Write the result of `compare` or of `noise`, given as values that JSON takes."""
+        """Write the result of `compare` or of `noise`, given as values that JSON takes.
+
+        Raises:
+            ArchiveError: the file cannot be written.
+        """
         document = json.dumps(comparison, allow_nan=False, indent=2) + "\n"
         write_whole(self.path / COMPARISON, document.encode())
 
@@ -396,10 +404,13 @@ class Run:
         write_server_files(files)
 
     def server_files(self, recommendation: Recommendation) -> dict[Path, str]:
-        """Return the files from which a server reads the recommended parameters: path in this run's folder ->
-        text.
+        """Return the files from which a server reads the recommended parameters: path in this run's folder -> text.
 
         Empty for TensorFlow Serving without batching, which takes none.
+
+        Raises:
+            ArchiveError: the run's model_config.json is corrupt.
+            ScenarioError: with several models, this version of batchtune cannot read the run's scenario any more.
         """
         models = self.scenario().target.models if recommendation.models else ()
         file = self.path / parameters_name(recommendation.configuration)

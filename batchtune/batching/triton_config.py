@@ -152,6 +152,9 @@ def dropped(config: Mapping[str, Any], configuration: Configuration) -> tuple[st
     """Return `name value` of each field of the model's dynamic batcher that applying `configuration` would remove.
 
     The delay is left out, and fields with protobuf's default, which Triton spells out.
+
+    Raises:
+        BatchingParametersError: as `found_batching`.
     """
     before = {"preferred_batch_size": sizes_text(found_batching(config).preferred_batch_size)}
     for name, value in (config.get("dynamic_batching") or {}).items():

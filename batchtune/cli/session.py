@@ -156,7 +156,11 @@ class MeasuringSession:
 
     def learn_present(self, target: LaunchedTarget | ExternalTarget) -> None:
         """Where somebody else changed an attached server of kind http during the run, write the parameters that it now
-        gets back at the end into the scenario, and into that of the run."""
+        gets back at the end into the scenario, and into that of the run.
+
+        Raises:
+            ArchiveError: the run cannot be written.
+        """
         if not isinstance(target, CommandTarget) or target.present in ({}, self.scenario.target.present):
             return
         self.scenario = self.scenario.with_target(present=target.present)
@@ -312,7 +316,11 @@ def session(
 
 
 def fleets_of(scenario: Scenario, view: View) -> dict[str, AnyFleet]:
-    """Make the load generator of each model, not yet started, by the model's name; "" for a single model."""
+    """Make the load generator of each model, not yet started, by the model's name; "" for a single model.
+
+    Raises:
+        UsageError, ScenarioError: as `fleet_of`.
+    """
     return {name: fleet_of(scenario.load, on_event=view.event) for name in scenario.of_models() or [""]}
 
 
@@ -440,6 +448,9 @@ def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Ke
     """Return the scenario with the parameters that an attached server of kind http has now, and show them.
 
     `keep` is called with what has to be put back at the end.
+
+    Raises:
+        TargetError, UsageError: as `CommandTarget.attach`.
     """
     present = target.attach(keep)
     if not present:
@@ -451,11 +462,14 @@ def with_present(scenario: Scenario, target: CommandTarget, view: View, keep: Ke
 
 
 def reached(target: TritonTarget, view: View, keep: Keep | None = None) -> FoundBatching:
-    """Return the batching in the configuration of Triton's model; show it, and in what Triton differs from
-    the simulator.
+    """Return the batching in the configuration of Triton's model; show it, and in what Triton differs from the
+    simulator.
 
     `keep` is called with what has to be put back, before a model that is not loaded is loaded to learn its
     configuration.
+
+    Raises:
+        TargetError, UsageError: as `TritonTarget.start`.
     """
     batching = target.start(before_load=keep)
     view.event(f"{target.endpoint.model_name} has {batching.words()}")
@@ -513,7 +527,11 @@ def restore_hint(path: Path | str) -> str:
 
 
 def not_put_back(run: Run) -> OriginalModel | None:
-    """Return what a killed run still has to restore on the server that it had attached to; None: nothing."""
+    """Return what a killed run still has to restore on the server that it had attached to; None: nothing.
+
+    Raises:
+        ArchiveError: the run's model_config.json is corrupt.
+    """
     original = read_original(run)
     return None if original is None or original.restored or not original.attached else original
 

@@ -10,13 +10,14 @@ from torch import nn
 
 from batchtune.sample_models import IMAGE_CLASSES, IMDB, SEQUENCE, TEXT_CLASSES
 
-# A text classifier that takes sequences of any length: transformer blocks over at most 256 words, two classes.
-#
-# `tokens` [batch, length], word indices as int64, 0 for padding, to `scores` [batch, 2]. Padding is masked: a sequence
-# has the same scores however far it is padded with zeros.
-
 
 class SequenceTransformer(nn.Module):  # type: ignore[misc]
+    """A text classifier for sequences of at most 256 words: maps `tokens` [batch, length], word indices as int64, 0 for
+    padding, to `scores` [batch, 2].
+
+    Padding is masked: a sequence has the same scores however far it is padded with zeros.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(IMDB.vocabulary, SEQUENCE.embedding)
@@ -82,13 +83,13 @@ class WordRelevance(nn.Module):  # type: ignore[misc]
         return torch.sigmoid(self.words(words).sum(dim=1))
 
 
-# The text classifier of the Keras examples in PyTorch: one transformer block over 200 words, two classes.
-#
-# `tokens` [batch, 200], word indices as float32, to `scores` [batch, 2]. Layer for layer the Keras one; each head is
-# as wide as the embedding.
-
-
 class ImdbTransformer(nn.Module):  # type: ignore[misc]
+    """The text classifier of the Keras examples, layer for layer: maps `tokens` [batch, 200], word indices as float32,
+    to `scores` [batch, 2].
+
+    One transformer block over 200 words; each head is as wide as the embedding.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(IMDB.vocabulary, IMDB.embedding)

@@ -87,7 +87,7 @@ def lines_named(source: Path | ScenarioText, overrides: Iterable[str]) -> Iterat
 
 
 def lists_models(source: Path | ScenarioText) -> bool:
-    """Whether a scenario, valid or not, lists several models of one server."""
+    """Whether a scenario, valid or not, lists several models of one server; raises what `unchecked_scenario` raises."""
     return bool(section_of(unchecked_scenario(source), "target").get("models"))
 
 

@@ -243,10 +243,12 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def on_url(self, url: bytes) -> None:
+        """Begin a request: note its path; httptools calls this."""
         self._url = url
         self._body, self._body_bytes = [], 0
 
     def on_body(self, data: bytes) -> None:
+        """Store a piece of the body; a body of more than 16 MiB ends the connection."""
         body_max_bytes = 16 << 20
         self._body_bytes += len(data)
         if self._body_bytes > body_max_bytes:
@@ -255,6 +257,7 @@ class Connection(asyncio.Protocol):
             self._body.append(data)
 
     def on_message_complete(self) -> None:
+        """Answer the request that has arrived; a completion is answered token by token (`token`)."""
         self._keep_alive = self._parser.should_keep_alive()
         match self._url.partition(b"?")[0]:
             case b"/health":

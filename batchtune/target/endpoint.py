@@ -126,7 +126,11 @@ def require_launched(endpoint: Endpoint | None) -> Endpoint:
 
 
 def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Client:
-    """Make an HTTP client for readiness, metadata, metrics and administration, never for load; the caller closes it."""
+    """Make an HTTP client for readiness, metadata, metrics and administration, never for load; the caller closes it.
+
+    Raises:
+        UsageError: a TLS file of the endpoint cannot be used.
+    """
     import httpx
 
     def name_server(request: httpx.Request) -> None:
@@ -209,7 +213,11 @@ def grpc_words(error: grpc.RpcError) -> str:
 
 
 def control_channel(endpoint: Endpoint) -> grpc.Channel:
-    """Open a gRPC channel for control calls, never for load; the caller closes it."""
+    """Open a gRPC channel for control calls, never for load; the caller closes it.
+
+    Raises:
+        UsageError: a TLS file of the endpoint cannot be read.
+    """
     import grpc
 
     # One request may have a large answer; grpcio's own limit is 4 MiB.

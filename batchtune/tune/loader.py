@@ -189,7 +189,10 @@ class Loader:
             self._settle(load, None)
 
     def answers_one(self, limit_s: float) -> bool:
-        """Send one request alone; return whether it gets an answer within `limit_s` seconds, an error counts too."""
+        """Send one request alone; return whether it gets an answer within `limit_s` seconds, an error counts too.
+
+        Raises what `job` and the fleet's `run` raise.
+        """
         lone = ClosedLoop(concurrency=1, duration_s=limit_s, requests_max=1)
         load = LoadRun(arrivals=lone, warm_up_s=0.0, timeout_s=limit_s, patient=True)
         return not self._fleet.run(self.job(load)).unanswered.all()
@@ -339,7 +342,14 @@ class Loader:
 
     def job(self, load: LoadRun) -> LoadJob:
         """Make the job for the load generators: which requests to send where and when, and how long to wait for
-        answers."""
+        answers.
+
+        Raises:
+            UsageError: the requests do not fit the model, the arrivals, or `target.endpoints`.
+            ScenarioError: a recorded file of requests cannot be read.
+            TargetError: the server does not answer what is sent once before the first load.
+            MeasurementInvalidError: the client's highest rate could not be measured.
+        """
         request, slo = self._scenario.request, self._scenario.slo
         requests = self._encoded()
         limit_s = None if load.patient else slo.patience_s(streams=request.protocol == "openai")

@@ -250,7 +250,7 @@ class Fitted:
 
     def saturation_rps(self, batcher: Batcher, traffic: Traffic) -> float:
         """Compute the saturation in an open loop, requests/s: the rate answered when every batch is full and every
-        thread busy."""
+        thread busy, at most the rate that the front end can pass on."""
         rows = batcher.batch_rows_max or traffic.rows_most
         tau_s = float(_device(self, rows_needed(batcher, traffic)).tau_s[rows])
         if self.length is not None and traffic.lengths:

@@ -33,7 +33,8 @@ def play(
     replicas: int = 1,
     routing: Routing = "round_robin",
 ) -> Summary:
-    """Simulate traffic on each of `devices`; the first tenth of the time is warm-up, and does not count.
+    """Simulate traffic on each of `devices`; the first tenth of the time is warm-up, and does not count. Returns
+    figures of shape (devices,).
 
     `requests`: how many to simulate; None: `enough_requests` for each replica, in all at most 100,000. A think time is
     simulated as a delay of the answer, and subtracted from the latencies. The clients of a closed loop begin one after

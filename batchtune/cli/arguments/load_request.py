@@ -329,8 +329,12 @@ def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
 
 
 def asked_plans(scenario: Scenario, wanted: LoadRequest, configuration: Configuration) -> Iterator[Plan]:
-    """Yield a plan for each load point of --rate or --concurrency, numbered from 1; without either option one
-    plan, for the scenario's load."""
+    """Yield a plan for each load point of --rate or --concurrency, numbered from 1; without either option one plan, for
+    the scenario's load.
+
+    Raises:
+        UsageError: as `points_of`.
+    """
     request = TrialRequest(configuration=configuration, source="load", reason="load")
     points = points_of(rate=wanted.rate, concurrency=wanted.concurrency)
     for number, (rate_rps, clients) in enumerate(points, 1):

@@ -340,7 +340,7 @@ class Course:
 
     @property
     def run(self) -> Run:
-        """The run, made on first use."""
+        """The run, made on first use; raises what `MeasuringSession.require_run` raises."""
         return self.session.require_run(self.session.scenario)
 
     @property

@@ -53,9 +53,14 @@ def run_compare(
 ) -> int:
     """Run `batchtune compare`. Returns the exit code.
 
-    0, also where the variants cannot be distinguished. With gates, 1 for a regression, 3 for a missed SLO, 5
-    for no verdict. 6 where the load generator was the limit of a pair, or the host disturbed every run of a
-    variant (repeats included). 7 where a variant failed. 130 when interrupted.
+    0, also where the variants cannot be distinguished. With gates, 1 for a regression, 3 for a missed SLO, 5 for no
+    verdict. 6 where the load generator was the limit of a pair, or the host disturbed every run of a variant (repeats
+    included). 7 where a variant failed. 130 when interrupted.
+
+    Raises:
+        UsageError: no two variants, no such gate, a gate on a figure of a launch, or as `run_blocks`.
+        ScenarioError: as `read_scenario`.
+        TargetError: as `run_blocks`.
     """
     scenario = asked_scenario(path, overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)

@@ -469,7 +469,11 @@ def subject_of_load(
 
 def scenario_of_language_model(address: str) -> dict[str, Any] | None:
     """Return the scenario, as plain data, that `language_model_at` makes, with a name that a folder may have; None
-    where it returns None."""
+    where it returns None.
+
+    Raises:
+        UsageError: as `language_model_at`.
+    """
     document = language_model_at(address)
     return document and document | {"name": _scenario_name(served_name(document["name"]))}
 
@@ -498,8 +502,12 @@ def _with_file(wanted: LoadRequest, *, searched: bool) -> LoadRequest:
 
 
 def with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
-    """Return the request with the scenario `source`, and with the load of --rate or --concurrency among its
-    overrides."""
+    """Return the request with the scenario `source`, and with the load of --rate or --concurrency among its overrides.
+
+    Raises:
+        UsageError: as `loop_overrides`.
+        ScenarioError, UsageError: as `unchecked_scenario`.
+    """
     load = section_of(unchecked_scenario(source, overrides=wanted.overrides), "load")
     loop = loop_overrides(load, rate=wanted.rate, concurrency=wanted.concurrency)
     return replace(wanted, scenario=source, overrides=[*wanted.overrides, *loop])
@@ -563,10 +571,10 @@ def look(
     address: Address | None = None,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Send the model a few requests, as `look_at` or with `address` as `look_at_running`, and print what was
-    found and guessed.
+    """Send the model a few requests, as `look_at` or with `address` as `look_at_running`, and print what was found and
+    guessed.
 
-    The result and the arguments are those of these two.
+    The result, the arguments and the errors are those of these two; Ctrl-C ends the process with exit code 130.
     """
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]

@@ -67,14 +67,18 @@ def run_load(
     quiet: bool,
     gates: Sequence[str] = (),
 ) -> int:
-    """Run `batchtune load`: measure each load point, print them, and save them under `results` (None:
-    nowhere).
+    """Run `batchtune load`: measure each load point, print them, and save them under `results` (None: nowhere).
 
-    Returns the exit code: 0; 3 where the SLO or a limit of `gates` is missed, 5 where that is undecided; in a
-    range the best point decides. 6 where the load generator or the host spoilt every point, repeats included;
-    7 where a point failed; 130 when interrupted. Several models are loaded together and then each alone; the
-    most serious verdict of the load of all together decides. An error after a complete point ends the test: the
-    points so far are printed, and the code is the error's.
+    Returns the exit code: 0; 3 where the SLO or a limit of `gates` is missed, 5 where that is undecided; in a range the
+    best point decides. 6 where the load generator or the host spoilt every point, repeats included; 7 where a point
+    failed; 130 when interrupted. Several models are loaded together and then each alone; the most serious verdict of
+    the load of all together decides. An error after a complete point ends the test: the points so far are printed, and
+    the code is the error's.
+
+    Raises:
+        UsageError: a limit of `gates` that is none, or one model's option with several models.
+        UsageError, ScenarioError, BatchingParametersError: as `question_of`.
+        TargetError, MeasurementInvalidError: before any point was complete.
     """
     limits = parse_limits(gates)
     if lists_models(wanted.scenario):

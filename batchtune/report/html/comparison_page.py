@@ -263,7 +263,11 @@ def table_of_blocks(trials: Sequence[Trial], variants: Sequence[Variant], scenar
 
 
 def variants_of(run: Run) -> list[Variant]:
-    """Return the variants of a run's scenario, the baseline of a comparison first; empty where it has none."""
+    """Return the variants of a run's scenario, the baseline of a comparison first; empty where it has none.
+
+    Raises:
+        ScenarioError: the run's scenario cannot be read.
+    """
     scenarios = read_kept_variants(run.path / "scenario.yaml")
     first = None
     with suppress(OSError, ValueError, LookupError, TypeError):

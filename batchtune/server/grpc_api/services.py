@@ -263,7 +263,7 @@ class ModelServiceCalls:
         self._reloader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reload")
 
     def metadata(self, call: GrpcCall) -> None:
-        """Answer GetModelMetadata."""
+        """Answer GetModelMetadata; a wrong request, an unknown model or version fails the call with a gRPC status."""
         try:
             answer = self._metadata(parse_message(GetModelMetadataRequest, call.message))
         except StatusError as error:
@@ -272,7 +272,8 @@ class ModelServiceCalls:
         call.reply(answer)
 
     def status(self, call: GrpcCall) -> None:
-        """Answer GetModelStatus; a version label is ignored, as TensorFlow Serving does."""
+        """Answer GetModelStatus; a version label is ignored, as TensorFlow Serving does. A wrong request, an unknown
+        model or version fails the call with a gRPC status."""
         try:
             request = parse_message(GetModelStatusRequest, call.message)
             if not request.HasField("model_spec"):
@@ -292,7 +293,8 @@ class ModelServiceCalls:
         call.reply(response.SerializeToString())
 
     def reload_config(self, call: GrpcCall) -> None:
-        """Start HandleReloadConfigRequest, which is answered when the models are available or have failed."""
+        """Start HandleReloadConfigRequest: answered when the models are available; where one has failed, the call fails
+        with the status of `ModelRepository.reload_config`, and with UNAVAILABLE while 16 others wait."""
         reloads_max = 16  # Each holds its configuration, and one is carried out at a time.
         try:
             request = parse_message(ReloadConfigRequest, call.message)

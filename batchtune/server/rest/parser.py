@@ -253,6 +253,7 @@ class RequestParser:
         self.ended = True
 
     def on_message_begin(self) -> None:
+        """Note that a request arrives, and forget the fields of the one before; httptools calls this."""
         self._events += 1
         self.arriving = True
         self.begun_s = self._now_s()
@@ -260,6 +261,7 @@ class RequestParser:
         self._target, self._fields = b"", {}
 
     def on_url(self, url: bytes) -> None:
+        """Add a piece of the request's target."""
         self._target += url
         self._count_head(len(url))
 
@@ -274,6 +276,7 @@ class RequestParser:
             self._fields[name] = value if before is None else before + b", " + value
 
     def on_headers_complete(self) -> None:
+        """Check the head, and make the request whose body follows; a head that is refused ends the parsing."""
         self._events += 1
         parser = self._parser
         if parser is None:
@@ -300,6 +303,7 @@ class RequestParser:
         self._on_head(head)
 
     def on_body(self, body: bytes) -> None:
+        """Add a piece of the body; a body that is too large is refused."""
         self._events += 1
         self.owes_continue = False
         request = self._request
@@ -311,6 +315,7 @@ class RequestParser:
             self._refuse_body()
 
     def on_message_complete(self) -> None:
+        """Append the whole request to `ready`."""
         self._events += 1
         request, self._request = self._request, None
         if request is not None:

@@ -144,7 +144,10 @@ def signature_from_def(name: str, definition: Any) -> Signature:
 
 
 def signature_to_def(signature: Signature) -> Any:
-    """Make a SignatureDef. A `Signature` does not know the graph's tensor names, so that each becomes `<alias>:0`."""
+    """Make a SignatureDef; raises ValueError for a dtype that TensorFlow does not have.
+
+    A `Signature` does not know the graph's tensor names, so that each becomes `<alias>:0`.
+    """
     definition = SignatureDef(method_name=signature.method_name)
     for specs, target in ((signature.inputs, definition.inputs), (signature.outputs, definition.outputs)):
         for spec in specs:
@@ -168,7 +171,8 @@ def encode_predict_request(
 ) -> bytes:
     """Serialise a PredictRequest; equal arguments give equal bytes.
 
-    `version` None: the server chooses; `output_filter` empty: all outputs; `as_content`: see `fill_tensor`.
+    `version` None: the server chooses; `output_filter` empty: all outputs; `as_content`: see `fill_tensor`. Raises
+    ValueError for a dtype that TensorFlow does not have.
     """
     request = PredictRequest(output_filter=output_filter)
     request.model_spec.name = model_name

@@ -373,8 +373,8 @@ def _dashed(of: str, value: float, panel: str, colour: str, width: float) -> dic
 def limited(
     slo: SloSpec, layout: dict[str, Any], *, quantiles: Sequence[str] = ("p95",), panel: str = ""
 ) -> dict[str, Any]:
-    """Return the layout with a line at each limit, in milliseconds, that the SLO sets for one of these
-    quantiles."""
+    """Return the layout with a line at each limit, in milliseconds, that the SLO sets for one of these quantiles;
+    `panel`: as in `with_limit`."""
     for name, limit_s in slo.limits().items():
         if name in quantiles:
             layout = with_limit(
@@ -419,7 +419,7 @@ def legend_above(height_px: int) -> dict[str, float]:
 
 
 def panel_title(text: str, panel: str = "") -> dict[str, Any]:
-    """Make an annotation at the upper left of a panel."""
+    """Make an annotation, in bold, at the upper left of a panel; `panel`: suffix of its axes, as in `with_limit`."""
     return {
         "xref": f"x{panel} domain",
         "yref": f"y{panel} domain",

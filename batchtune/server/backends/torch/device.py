@@ -116,7 +116,8 @@ class HostDevice:
     def record(self, forward: Forward, inputs: Sequence[Tensor], pool: Any) -> CudaGraph:
         """Record a run of `forward` for tensors of the shapes of `inputs`, on the current stream.
 
-        inputs: host tensors from `staged`; pool: from `new_pool`.
+        inputs: host tensors from `staged`; pool: from `new_pool`. Raises NotImplementedError on the CPU (`records`),
+        RuntimeError where the stream is shared with another caller, and what PyTorch raises.
         """
         raise NotImplementedError
 

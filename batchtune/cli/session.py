@@ -549,8 +549,10 @@ def run_restore(path: Path, *, discard: bool = False) -> int:
     target = run.scenario().target
     if target.kind == "command" and target.restore is not None:
         run.hold()
-        restored_by_command(target)
-        print("target.restore restored the original state", file=sys.stderr)
+        if not discard:
+            restored_by_command(target)
+        done = "did not run: the server stays as it is" if discard else "restored the original state"
+        print(f"target.restore {done}", file=sys.stderr)
         return 0
     original = read_original(run)
     if original is None or not original.attached:

@@ -195,17 +195,20 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    ("discard", "says"), [(False, "restored the original state"), (True, "stays as it is")]
+)
 def test_a_sweep_that_was_killed_is_put_back_by_its_own_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], discard: bool, says: str
 ) -> None:
     scenario = parse_scenario(
         f"name: s\ntarget: {{kind: command, model: m, rest_url: 'http://h:1', apply: [a], restore: [touch, {tmp_path}/it]}}\n"
         "load: {arrivals: closed, concurrency: 4}\nobjective: throughput\n"
     )
     run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
-    assert run_restore(run.path) == 0
-    assert (tmp_path / "it").exists()
-    assert "target.restore restored the original state" in capsys.readouterr().err
+    assert run_restore(run.path, discard=discard) == 0
+    assert (tmp_path / "it").exists() != discard
+    assert says in capsys.readouterr().err
 
 
 def test_a_load_is_kept_before_its_first_configuration_is_applied(

@@ -80,6 +80,7 @@ class BracketRun:
     `full`: a closed loop whose clients fill every batch, so that the configuration cannot answer more.
     `by_client`: a miss at a rate that the client could not send in time, so that the server need not be the cause.
     `failed`: its trial has no figures: the server ended, or could not be started or set.
+    `disturbed`: other programs disturbed it (verdict NOISY).
     """
 
     trial: int
@@ -95,6 +96,7 @@ class BracketRun:
     full: bool = False
     by_client: bool = False
     failed: bool = False
+    disturbed: bool = False
     requests: int = 1000
 
 
@@ -263,13 +265,20 @@ class Bracket:
     @cached_property
     def is_unsteady(self) -> bool:
         """Whether runs contradict each other: `has_fresh_misses`, or, while there are fewer than 2 * FRESH confirmation
-        runs at the confirmed rate, two or more runs missed a rate below STEP_DOWN times one that another run held."""
+        runs at the confirmed rate, two or more runs missed a rate below STEP_DOWN times one that another run held.
+        Where more than half of the misses were on a disturbed host, one run that missed a held rate is enough."""
         # Runs contradict each other when so many of them missed a rate below STEP_DOWN of one that another
         # held.
         contradictions = 2
         highest = max((_rate(run) for run in self.open_runs if run.held), default=0.0)
+        missed = [run for run in self.open_runs if not run.held]
+        is_disturbed = 2 * sum(run.disturbed for run in missed) > len(missed)
         return self.has_fresh_misses or (
-            len(self.fresh) < 2 * FRESH and self.missed(STEP_DOWN * highest) >= contradictions
+            len(self.fresh) < 2 * FRESH
+            and (
+                self.missed(STEP_DOWN * highest) >= contradictions
+                or (is_disturbed and self.missed(highest) > 0)
+            )
         )
 
     @property
@@ -455,6 +464,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         and not by_client,
         by_client=by_client and not held and rate_rps is not None,
         failed=failed,
+        disturbed=measured is not None and measured.verdict == "NOISY",
     )
 
 

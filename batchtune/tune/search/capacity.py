@@ -394,7 +394,7 @@ class CapacitySearch(Search):
             if c is not top
             and c not in taken
             and self.upper(c) > LEVEL * lo
-            and self._belief(c) > RIVAL * self._belief(top)
+            and (self._belief(c) > RIVAL * self._belief(top) or self._is_unbeaten(c, top))
         ]
         if rivals and not self.of_models:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
@@ -406,6 +406,16 @@ class CapacitySearch(Search):
         if near is None:
             return None
         return near, self._more_than(top), "whether it serves more than the leader"
+
+    def _is_unbeaten(self, contender: Contender, top: Contender) -> bool:
+        """Whether a reference held every rate that it was loaded at, the highest of them HOPELESS times what the leader
+        held or more: whatever is hoped of it, it is left out only by a miss."""
+        bracket = contender.bracket
+        return (
+            contender in map(self.contenders.of, REFERENCES)
+            and bracket.held_rps >= HOPELESS * top.bracket.held_rps
+            and math.isinf(bracket.missed_once(0.0))
+        )
 
     def _more_than(self, top: Contender) -> float:
         """Rate in requests/s that another contender must hold to be better than the leader `top`."""

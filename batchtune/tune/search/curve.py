@@ -122,8 +122,8 @@ class Curve:
 
     @property
     def has_three_sizes(self) -> bool:
-        """Whether at least three batch sizes were measured."""
-        return len(self.rows_read) > 2
+        """Whether at least three batch sizes were measured by loads that the curve rests on."""
+        return len({reading.rows for reading in self._counted()}) > 2
 
     def capacity_rps(self, configuration: Configuration) -> float:
         """Find by simulation the highest rate of Poisson arrivals within the SLO's limits, requests/s."""
@@ -207,14 +207,16 @@ class Curve:
         self.contention = self._contended()
         readings = [
             (reading.rows, reading.rows * self._gain_of(reading.threads) / reading.rows_per_s)
-            for reading in self._readings
-            # How many run at once without batching is not known where threads gain: then the load is no use.
-            if reading.threads or self.contention is None
+            for reading in self._counted()
         ]
         if readings:
             rows, seconds = _medians(readings)
             self.tau_s = np.concatenate(([1.0], curve_through(rows, seconds)))
             self.is_line = bool(np.ptp(np.diff(self.tau_s[1:])) < 1e-9 * self.tau_s[-1])
+
+    def _counted(self) -> list[_Reading]:
+        # How many run at once without batching is not known where threads gain: then such a load is no use.
+        return [reading for reading in self._readings if reading.threads or self.contention is None]
 
     def _contended(self) -> float | None:
         """The contention κ: with n threads a batch takes 1 + κ·(n - 1) times as long as with one (0: threads do not

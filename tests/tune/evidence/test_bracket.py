@@ -243,6 +243,18 @@ def test_runs_that_contradict_each_other_widen_what_is_stated() -> None:
     assert contradicting.stated_missed_rps >= UNSTEADY * 100
 
 
+def test_on_a_disturbed_host_one_run_that_missed_a_held_rate_widens_what_is_stated() -> None:
+    fresh = [run(100, held=True, fresh=True) for _ in range(3)]
+    missed = run(109, held=False)
+    quiet = bracket(*fresh, missed, run(110, held=True), run(110, held=True))
+    disturbed = bracket(*fresh, replace(missed, disturbed=True), run(110, held=True), run(110, held=True))
+    never_held = bracket(*fresh, replace(missed, disturbed=True))
+    assert not quiet.is_unsteady
+    assert disturbed.is_unsteady
+    assert disturbed.stated_missed_rps >= UNSTEADY * 100
+    assert not never_held.is_unsteady
+
+
 def streamed(rate: float, ttft_s: float) -> BracketRun:
     return replace(run(rate, held=ttft_s <= 0.08), latency_s={"ttft_p95": ttft_s, "itl_p99": 0.01})
 

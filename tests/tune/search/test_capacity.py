@@ -255,6 +255,34 @@ def test_whoever_would_lead_is_loaded_at_more_than_the_leader_held() -> None:
     assert min(rates) >= 0.999 * RIVAL
 
 
+@pytest.mark.parametrize(("defaults_rps", "is_asked"), [(900.0, True), (200.0, False)])
+def test_defaults_that_never_missed_are_loaded_again_before_they_are_left_out(
+    defaults_rps: float, is_asked: bool
+) -> None:
+    search = CapacitySearch(new_users_scenario(DEVICES["mid"], seed=1, budget_s=45.0), budget_s=45.0)
+    search.observe(
+        [
+            at_rate(1, defaults_rps, 0.005, batching="defaults", source="defaults"),
+            at_rate(2, 1000.0, 0.005, batching=BATCH_8, source="grid"),
+        ]
+    )
+    probe = search._next_probe(search.leader(), set())
+    assert probe is not None
+    contender, rate_rps, _ = probe
+    assert (contender is search.contenders.of("defaults")) == is_asked
+    assert rate_rps >= RIVAL * 1000.0
+
+
+def test_an_overload_teaches_the_curve_what_full_batches_answer() -> None:
+    """Two sizes lay on a line through zero, so that batches of one row were hoped to answer as much as those of 16."""
+    search = CapacitySearch(new_users_scenario(DEVICES["flat"], seed=1, budget_s=45.0), budget_s=45.0)
+    one_row = {**BATCH_8, "max_batch_size": 1}
+    search.observe([at_rate(1, 5000.0, 0.5, batching=one_row)])
+    assert not search.curve.is_known  # all was answered, only late
+    search.observe([at_rate(2, 5000.0, 0.5, batching=one_row, answered=0.14)])
+    assert search.curve.batch_s(1) == pytest.approx(1 / 700.0)
+
+
 @pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)
 def test_a_rate_that_a_fresh_run_missed_is_left_for_a_lower_one(device: str, host: str, seed: int) -> None:
     run = swept(device, host, seed)

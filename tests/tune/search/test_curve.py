@@ -35,3 +35,17 @@ def test_a_closed_loop_says_how_much_of_a_limit_it_takes(limit: str, keeps: bool
     said = curve_under(p50=limit).closed(sized(16), 32)
     assert (said.of_limit <= 1.0) == keeps
     assert said.answered_rps == pytest.approx(16 / (0.007 + 0.00011 * 16), rel=0.1)
+
+
+def test_a_load_that_the_curve_leaves_aside_is_no_third_size() -> None:
+    curve = curve_under(p95="20ms")
+    assert not curve.has_three_sizes
+    two_threads = Configuration(
+        batching=BatchingParameters(max_batch_size=16, batch_timeout_micros=0, num_batch_threads=2)
+    )
+    curve.learn(two_threads, rows=16, rows_per_s=1.9 * 16 / (0.007 + 0.00011 * 16))
+    # Without batching, how many run at once is unknown.
+    curve.learn(Configuration(batching=None), rows=1, rows_per_s=2000.0)
+    assert not curve.has_three_sizes
+    curve.learn(sized(64), rows=64, rows_per_s=64 / (0.007 + 0.00011 * 64))
+    assert curve.has_three_sizes

@@ -538,7 +538,7 @@ def not_put_back(run: Run) -> OriginalModel | None:
 
 def run_restore(path: Path, *, discard: bool = False) -> int:
     """Run `batchtune restore`: restore the server of a run that was killed as it was before the run. `discard`: leave
-    the server as it is, and forget how it was. Returns the exit code, 0.
+    the server as it is, and forget how it was; target.restore is not run. Returns the exit code, 0.
 
     Raises:
         ArchiveError: there is no such run, or a process measures for it.

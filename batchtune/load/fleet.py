@@ -230,7 +230,8 @@ class LoadFleet:
 
     @property
     def client_cores(self) -> int:
-        """Number of CPU cores that the workers can keep busy; each worker is one thread."""
+        """Number of CPU cores that the workers can keep busy: one each, at most as many as they are kept to. The
+        machine's own number of cores is not looked at."""
         return self.processes if self._cpus is None else min(self.processes, len(set(self._cpus)))
 
     def _run(

@@ -424,7 +424,7 @@ def _kind(trial: Trial, best: Trial | None) -> Kind:
 
 def plan_load(plan: Plan, scenario: Scenario | None) -> str:
     """Return the load of a running trial, such as `8 clients`, `500/s offered`, or `at rising rates` for a
-    capacity."""
+    capacity. `scenario` None: only what the plan itself says."""
     if scenario is not None and scenario.target.models:
         return ", ".join(filter(None, (models_load(plan.request), plan.request.reason)))
     request, load = plan.request, None if scenario is None else scenario.load

@@ -306,7 +306,7 @@ class OutgoingFlow:
         self.queued_bytes += len(data)
 
     def queue(self, stream_id: int, data: bytes, tail: bytes | None, extra_window: int = 0) -> None:
-        """Let a stream's body wait for the windows; `pump` writes it.
+        """Let a stream's body wait for the windows; `pump` writes it. For a stream whose body waits already: `extend`.
 
         `tail`: frames to write after its last DATA frame; None: that frame ends the stream. `extra_window`: bytes that
         WINDOW_UPDATEs have granted this stream above the initial window.

@@ -50,7 +50,7 @@ from batchtune.units import counted, percentage
 
 
 def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
-    """Run `batchtune history`. Returns the exit code, 0.
+    """Run `batchtune history`; `scenario`: the name of one, None: all. Returns the exit code, 0.
 
     Raises:
         ArchiveError: no check was saved in `results`.

@@ -38,7 +38,10 @@ class Client(Protocol):
         """Write what is buffered."""
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Give up on these requests, which were sent and have no answer yet."""
+        """Forget these requests, which were sent and have no answer yet, and free their users or slots for further ones.
+
+        Nothing is written to the columns: the caller records their outcome first.
+        """
 
     def close(self) -> None:
         """Close every connection at once."""

@@ -128,9 +128,11 @@ class SweepResults:
         return latency_s.get(quantile, math.nan)
 
     def merit_of(self, contender: Recommendation | Compared) -> Estimate | None:
-        """Return the objective's figure of a configuration as an estimate; None: not known.
+        """Return the objective's figure of a configuration as an estimate: requests/s, or with objective latency p95
+        in seconds; None: not known.
 
-        A capacity is the highest rate met, with an interval from there to the lowest rate missed.
+        A capacity is the highest rate met, with an interval from there to the lowest rate missed. With several models
+        a latency is the largest ratio latency / limit; NaN without limits.
         """
         if self.scenario.objective == "latency" and self.scenario.target.models:
             return tightest(contender.latency_s, self.scenario.limits)

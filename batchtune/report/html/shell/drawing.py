@@ -309,7 +309,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def categories(title: str, names: Iterable[object], **more: Any) -> dict[str, Any]:
-    """Make an axis of names, in the order given."""
+    """Make an axis of names, in the order given; `more`: as `axis`."""
     return axis(title, type="category", categoryorder="array", categoryarray=[*map(str, names)], **more)
 
 

@@ -38,7 +38,7 @@ class Client(Protocol):
         """Write what is buffered."""
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Forget these requests, which were sent and have no answer yet, and free their users or slots for further ones.
+        """Forget these requests, which have no answer yet, and free their users or slots for further ones.
 
         Nothing is written to the columns: the caller records their outcome first.
         """

@@ -174,8 +174,8 @@ class StreamingQueue(Generic[TaskT]):
         """Return ((self, batch), NEVER_MICROS) for a batch to process; else (None, instant at which to call again).
 
         The instant is when the open batch times out; NEVER_MICROS: it has no timeout or no tasks, or its own thread
-        waits for that instant. Called by the threads with the scheduler's lock held. Where a thread prepares the tasks of a
-        batch while it fills, the batch returned is still open.
+        waits for that instant. Called by the threads with the scheduler's lock held. Where a thread prepares the
+        tasks of a batch while it fills, the batch returned is still open.
         """
         due_micros = self._due_micros() if self._prepare is None else NEVER_MICROS
         if now_micros >= due_micros:

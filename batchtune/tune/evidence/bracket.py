@@ -77,7 +77,7 @@ class BracketRun:
     `answered_rps`, `latency_s` (quantile name -> seconds), `error_ratio`, `requests`: what was measured.
     `kept`: latencies and errors are within the limits. `held`: they are, and at a rate enough of it was answered.
     `far`: missed by so much that one run is enough. `fresh`: it is a confirmation run.
-    `full`: a closed loop whose clients fill every batch, so that the configuration cannot answer more.
+    `full`: a closed loop whose clients fill every batch, or an overload: the configuration cannot answer more.
     `by_client`: a miss at a rate that the client could not send in time, so that the server need not be the cause.
     `failed`: its trial has no figures: the server ended, or could not be started or set.
     `disturbed`: other programs disturbed it (verdict NOISY).
@@ -181,7 +181,7 @@ class Bracket:
         """
         votes = 0
         missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
-        missed += [(run.answered_rps, 1) for run in self.runs if run.full]
+        missed += [(run.answered_rps, 1) for run in self.runs if run.full and run.rate_rps is None]
         for rate, count in sorted(missed):
             votes += count if rate > rate_rps else 0
             held = self.held(rate)
@@ -446,6 +446,12 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
             spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
             held = held and answered_rps >= ANSWERED * rate_rps - spare
             far = not held and answered_rps < far_answered * rate_rps - spare
+    to_fill = clients_to_fill(trial.configuration, scenario)
+    if rate_rps is None:
+        # A loop too short for each client to be answered shows its beginning, not what is answered at most.
+        is_full = clients is not None and requests >= clients >= to_fill
+    else:  # at the end of an overload more waited than twice what fills every batch
+        is_full = far and requests * (1.0 - answered_rps / rate_rps) > 2 * to_fill
     return BracketRun(
         trial=trial.number,
         rate_rps=rate_rps,
@@ -458,10 +464,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         kept=kept,
         fresh=trial.source == "confirm",
         requests=requests,
-        # A loop too short for each client to be answered shows its beginning, not what is answered at most.
-        full=clients is not None
-        and requests >= clients >= clients_to_fill(trial.configuration, scenario)
-        and not by_client,
+        full=is_full and not by_client,
         by_client=by_client and not held and rate_rps is not None,
         failed=failed,
         disturbed=measured is not None and measured.verdict == "NOISY",

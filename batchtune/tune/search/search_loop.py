@@ -178,18 +178,14 @@ class Search(ABC):
     def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """Add a run to the service-time curve if all of its batches were full: the rows of other runs are unknown."""
         answered_all = run.clients is not None and run.requests >= run.clients > 1  # else it stalled
-        busy = (run.full or (contender is self.unbatched() and answered_all)) and run.error_ratio <= 0.1
-        if self.has_curve and measured is not None and (busy or self._overflows(contender, run)):
+        answers = (
+            run.error_ratio <= 0.1 or run.rate_rps is not None
+        )  # an overloaded server refuses what it cannot queue
+        busy = run.full or (contender is self.unbatched() and answered_all)
+        if busy and answers and self.has_curve and measured is not None:
             self.curve.learn(
                 contender.configuration, rows=contender.rows, rows_per_s=run.answered_rps * self._rows
             )
-
-    def _overflows(self, contender: Contender, run: BracketRun) -> bool:
-        """Whether a rate was missed by so far that more requests waited than fill every batch twice."""
-        if not run.far or run.rate_rps is None or contender.configuration.batching is None:
-            return False
-        waited = run.requests * (1.0 - run.answered_rps / run.rate_rps)
-        return waited > 2 * clients_to_fill(contender.configuration, self.scenario)
 
     # What is asked next.
 

@@ -352,7 +352,7 @@ class RequestSpec(Spec):
     @property
     def rows_most(self) -> int:
         """Rows of a request of the largest kind in the mix."""
-        return max(kind.rows or 1 for kind in self.kinds())
+        return max((part.rows or self.rows or 1 for part in self.mix), default=self.rows or 1)
 
     def foreign_limits(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """List those limits of an SLO (`ttft_p95`, `goodput`) that the answers to these requests cannot have, each with

@@ -111,6 +111,7 @@ class Contenders:
         }
         self._others = {name: _middle(values) for name, values in axes.items() if name not in self.values}
         self._by_configuration: dict[Configuration, Contender] = {}
+        self._by_point: dict[str, Configuration | None] = {}
         self.ceiling_rows = float("inf")
         """Least rows of a batch that ran out of memory; contenders with as many are barred. inf: none did."""
         self.beyond_memory: list[dict[str, Any]] = []
@@ -181,7 +182,10 @@ class Contenders:
     def at(self, point: Mapping[str, Any], source: Source) -> Contender | None:
         """Return the contender of a point (parameter -> value); None: its parameters are not legal, or the largest
         request does not fit in a batch."""
-        configuration = self._space.configuration({**self._others, **point})
+        asked = repr(point)  # true is not 1, the text of a flag
+        if asked not in self._by_point:
+            self._by_point[asked] = self._space.configuration({**self._others, **point})
+        configuration = self._by_point[asked]
         return None if configuration is None else self.add(configuration, source, point)
 
     def overlaid(self, wanted: Mapping[str, Any], source: Source) -> Contender | None:
@@ -195,11 +199,8 @@ class Contenders:
             wanted = {name: value for name, value in wanted.items() if name in has}
         base = {**self.base(), **wanted}
         point = {name: value for name, value in base.items() if name not in self._scenario.fixed}
-        try:
-            configuration = self._scenario.configuration(point)
-        except BatchingParametersError:
-            return None
-        return self.add(configuration, source) if fits_requests(configuration, self._scenario) else None
+        configuration = self._space.configuration(point)
+        return None if configuration is None else self.add(configuration, source)
 
     def base(self) -> dict[str, Any]:
         """Return the point (parameter -> value) nearest to the server's defaults, but with the lowest batch timeout."""
@@ -248,8 +249,7 @@ class Contenders:
                 names.append(name)
                 count *= len(values)
         points = product(*(self.values[name] for name in names))
-        named = (self.at({**base, **dict(zip(names, point, strict=True))}, "grid") for point in points)
-        return _unique(named)
+        return _unique(self.at({**base, **dict(zip(names, point, strict=True))}, "grid") for point in points)
 
     def whole(self, most: int) -> list[Contender]:
         """Return contenders for every point of the space, in its order, but only for the first `most` points."""

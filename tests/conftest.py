@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -52,10 +53,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "pytest.mark.smoke" not in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.fixture(scope="session")
+def _states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that whoever needs one makes: to make each by pytest looks through those of all tests before."""
+    folder = tmp_path_factory.mktemp("states")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_state(_states: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was to be put back on a server of one test is no affair of the next."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(next(_states)))
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,6 @@ from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import Counters, activity, read_meant_counters
 from batchtune.tune.search.contenders import reference_configurations
 from tests.cli.in_process import answered
-from tests.cli.test_cli import batchtune
 from tests.target.kserve_server import KserveServer
 from tests.target.running_process import running_process
 
@@ -52,7 +51,7 @@ def scenario(**target: Any) -> Scenario:
         "name": "x",
         "target": {name: value for name, value in given.items() if value is not None},
         "request": {"body": {"x": "{{row}}"}, "timeout": "1s"},
-        "load": {"arrivals": "poisson"},
+        "load": {"arrivals": "poisson", "warm_up": "50ms", "duration": "200ms"},
         "slo": {"p95": "50ms"},
         "objective": "capacity",
         "search": {"space": {"size": [1, 8], "wait": [0, 0.002]}},
@@ -82,11 +81,17 @@ def served(folder: Path, **environment: str) -> Iterator[tuple[str, ServerProces
         yield url, process
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[str]:
-    """The URL of a server that somebody else started."""
-    with served(tmp_path) as (url, _):
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("app")) as (url, _):
         yield url
+
+
+@pytest.fixture
+def running(app: str) -> str:
+    """The URL of a server that somebody else started, with the parameters of its start."""
+    httpx.delete(f"{app}/parameters").raise_for_status()
+    return app
 
 
 def attached(url: str) -> Scenario:
@@ -712,7 +717,7 @@ def test_a_trial_under_which_somebody_changed_the_parameters_runs_again(tmp_path
     with served(tmp_path, SIZE="2", SEIZED="6") as (url, _):
         file = tmp_path / "s.yaml"
         file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
-        done = answered("sweep", file, "--budget", "10s", "--results", tmp_path / "r", cwd=tmp_path)
+        done = answered("sweep", file, "--budget", "3s", "--results", tmp_path / "r", cwd=tmp_path)
         assert httpx.get(url).json()["app"]["size"] == 3
     assert "somebody else set size 3" in done.stderr
     assert "score had size 3" in done.stderr
@@ -943,14 +948,14 @@ def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothin
     fixed["load"] = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(fixed))
-    done = json.loads(batchtune("load", str(file), "--json", cwd=tmp_path).stdout)
+    done = json.loads(answered("load", file, "--json", cwd=tmp_path).stdout)
     batching = {"size": 8, "wait": 0.001}
     assert done["points"][0]["configuration"]["batching"] == batching
 
     as_found = attached(running).document() | {"objective": "throughput", "load": fixed["load"]}
     del as_found["search"], as_found["slo"]
     file.write_text(yaml.safe_dump(as_found))
-    done = batchtune("load", str(file), "--json", cwd=tmp_path)
+    done = answered("load", file, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "before" not in done.stderr
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
@@ -987,14 +992,14 @@ def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
     asked["search"] = {"space": {"size": [8, 64], "wait": [0, 0.002]}}
     file = tmp_path / "s.yaml"
     file.write_text(yaml.safe_dump(asked))
-    done = batchtune("sweep", str(file), "--budget", "30s", cwd=tmp_path)
+    done = answered("sweep", file, "--budget", "30s", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert "only what the server had before could be measured" in done.stderr
     assert f"size is {size} after it, not " in done.stderr
     assert "no recommendation" not in done.stderr
     assert not done.stdout
     run = next((tmp_path / "results").glob("*/*"))
-    assert batchtune("recommend", str(run), cwd=tmp_path).returncode == 7
+    assert answered("recommend", run, cwd=tmp_path).returncode == 7
 
 
 def test_a_parameter_that_the_server_leaves_as_it_is_is_named_with_both_values(tmp_path: Path) -> None:
@@ -1047,20 +1052,21 @@ def test_a_running_server_that_returns_gets_its_parameters_again(tmp_path: Path)
             assert httpx.get(url).json()["app"]["size"] == 8
 
 
-def swept(url: str, folder: Path, *, budget: str) -> subprocess.CompletedProcess[str]:
+def swept(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A sweep of the app that runs there, with a limit that it keeps; its runs are in the folder `r`."""
     file = folder / "s.yaml"
     file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
-    return answered("sweep", file, "--budget", budget, "--results", folder / "r", cwd=folder)
+    return answered("sweep", file, "--budget", "20s", "--results", folder / "r", cwd=folder)
 
 
+@pytest.mark.slow
 def test_the_trial_under_whose_load_a_server_ended_is_run_again_when_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing of its configuration, unless the server returns by itself."""
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
     with served(tmp_path, SIZE="3", UNDER_LOAD="2") as (url, process):
-        done = swept(url, tmp_path, budget="20s")
+        done = swept(url, tmp_path)
         assert done.returncode == 7
         assert not process.running
         run = open_run(next((tmp_path / "r").glob("*/*")))
@@ -1082,7 +1088,7 @@ def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_depl
 ) -> None:
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
     with served(tmp_path, SIZE="3", CHANGES="3") as (url, _):
-        done = swept(url, tmp_path, budget="60s")
+        done = swept(url, tmp_path)
     run = next((tmp_path / "r").glob("*/*"))
     assert done.returncode == 7
     assert f"error: the server at {url}" in done.stderr

@@ -143,11 +143,8 @@ objective: throughput
 """
 
 
-def asked_model(address: str, **openai: str) -> str:
-    scenario = parse_scenario(
-        UNNAMED.format(url=address),
-        overrides=[f"request.openai.{key}={name}" for key, name in openai.items()],
-    )
+def asked_model(address: str, *overrides: str) -> str:
+    scenario = parse_scenario(UNNAMED.format(url=address), overrides=overrides)
     target = CommandTarget(scenario.target)
     load = LoadRun(arrivals=ClosedLoop(concurrency=1, duration_s=1.0), warm_up_s=0.0)
     job = Loader(scenario, cast("Any", target), cast("Any", None)).job(load)
@@ -165,11 +162,20 @@ def asked_model(address: str, **openai: str) -> str:
         ('{"messages": [{"role": "user"}]}', "a message without content"),
     ],
 )
-def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path, line: str, said: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(f'{{"prompt": "ok"}}\n{line}\n')
+def test_a_file_that_is_none_of_prompts_is_told_with_its_line(
+    url: str, tmp_path: Path, line: str, said: str
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(f'{{"prompt": "ok"}}\n{line}\n')
+    with pytest.raises(ScenarioError, match=rf"bad\.jsonl:2: {said}"):
+        asked_model(url, f"request.inputs={{file: {bad}}}")
+
+
+def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "ok"}\n[]\n')
     file = tmp_path / "own.yaml"
     file.write_text(UNNAMED.format(url=url).replace("openai,", "openai, inputs: {file: bad.jsonl},"))
-    with pytest.raises(ScenarioError, match=rf"bad\.jsonl:2: {said}"):
+    with pytest.raises(ScenarioError, match=r"bad\.jsonl:2: expected"):
         run_load(
             LoadRequest(scenario=file), results=tmp_path / "results", output="table", gates=(), quiet=True
         )
@@ -178,7 +184,7 @@ def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path, 
 
 def test_without_a_name_the_only_model_that_is_served_is_asked(url: str) -> None:
     assert asked_model(url) == "org/tiny:1"
-    assert asked_model(url, model="own") == "own"
+    assert asked_model(url, "request.openai.model=own") == "own"
 
 
 @pytest.mark.parametrize("names", [(), ("one", "two")])

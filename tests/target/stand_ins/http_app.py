@@ -1,6 +1,7 @@
 """A server of nobody's protocol: answers POST /score by its variables, and takes parameters by PUT /parameters.
 
-Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. CHANGES in its environment: at
+Run as `python http_app.py PORT`; other paths fail in the ways that a wrong app does. DELETE /parameters gives it those
+back with which it started. CHANGES in its environment: at
 the change of its parameters with this number it ends. KEEPS: a parameter that it does not let anybody change. MOST: the
 largest size that it takes. COLD: so many requests are answered by 503 first. LEAST: it fails with a smaller size.
 UNDER_LOAD: it ends at a request after so many changes of its parameters. SEIZED: with the request of this number its
@@ -15,7 +16,12 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-parameters = {"app": {"size": int(os.environ.get("SIZE", "1")), "wait": float(os.environ.get("WAIT", "0"))}}
+
+def at_the_start() -> dict[str, dict[str, float]]:
+    return {"app": {"size": int(os.environ.get("SIZE", "1")), "wait": float(os.environ.get("WAIT", "0"))}}
+
+
+parameters = at_the_start()
 
 changes_left = int(os.environ.get("CHANGES", "0"))
 
@@ -60,6 +66,11 @@ class Handler(BaseHTTPRequestHandler):
         parameters.update(asked)
         for place in (parameters, parameters["app"]):
             place.update({name: kept[name]} if name in place else {})
+        self._answer(200, "{}")
+
+    def do_DELETE(self) -> None:
+        parameters.clear()
+        parameters.update(at_the_start())
         self._answer(200, "{}")
 
     def do_POST(self) -> None:

@@ -508,7 +508,7 @@ def test_a_container_has_the_model_and_the_parameters_mounted(run, tmp_path, cap
         f"--mount=type=bind,source={run.path}/batching_parameters.txt,"
         "target=/batchtune/batching_parameters.txt,readonly --init --entrypoint=tensorflow_model_server tensorflow/serving "
         "--port=8500 --rest_api_port=8501 --model_name=fake --model_base_path=/models/fake --enable_batching=true "
-        "--batching_parameters_file=/batchtune/batching_parameters.txt --grpc_max_threads=4176 --rest_api_num_threads=4176"
+        "--batching_parameters_file=/batchtune/batching_parameters.txt --grpc_max_threads=1040 --rest_api_num_threads=1040"
     )
     mounted = re.search(r"source=([^,]*batching_parameters.txt)", command)
     assert parse_batching(Path(mounted[1]).read_text(), source="f").parameters.max_batch_size == 14

@@ -78,11 +78,32 @@ def capacity_rps(device: SimulatedDevice, configuration: Configuration) -> float
     return known[key]
 
 
+def holding_more(device: SimulatedDevice, rate_rps: float) -> list[Configuration]:
+    """Those of the grid, the defaults and no batching that hold this rate: one simulation each."""
+    contenders = [NO_BATCHING, DEFAULTS, *grid(device)]
+    return [contender for contender in contenders if holds(device, contender, rate_rps)]
+
+
+def holds(device: SimulatedDevice, configuration: Configuration, rate_rps: float) -> bool:
+    batcher = device.batcher(configuration)
+    size = batcher.batch_rows_max or device.rows
+    if rate_rps >= _most_rps(device, batcher, size):
+        return False
+    return _is_held(device, batcher, _arrivals_s(device, size, rate_rps) / rate_rps)
+
+
+def _arrivals_s(device: SimulatedDevice, size: int, most_rps: float) -> NDArray[np.float64]:
+    """Due times of Poisson arrivals of one request per second."""
+    requests = max(
+        REQUESTS, FULL_BATCHES * size // device.rows, round(LIMITS * most_rps * device.p95_ms / 1e3)
+    )
+    return np.cumsum(np.random.default_rng(5).exponential(1.0, requests))
+
+
 def _highest(device: SimulatedDevice, batcher: Batcher) -> float:
     size = batcher.batch_rows_max or device.rows
     low, high = 0.0, _most_rps(device, batcher, size)
-    requests = max(REQUESTS, FULL_BATCHES * size // device.rows, round(LIMITS * high * device.p95_ms / 1e3))
-    arrivals_s = np.cumsum(np.random.default_rng(5).exponential(1.0, requests))
+    arrivals_s = _arrivals_s(device, size, high)
     while high - low > WITHIN * high and high > 1e-3:
         rate = 0.5 * (low + high)
         low, high = (rate, high) if _is_held(device, batcher, arrivals_s / rate) else (low, rate)

@@ -20,7 +20,7 @@ SEARCH = {
     "space": {
         "max_batch_size": {"low": 1, "high": 64},
         "batch_timeout_micros": {"low": 0, "high": 100_000, "step": 500},
-        "num_batch_threads": {"low": 1, "high": 64},
+        "num_batch_threads": [1, 2, 4],
     },
 }
 SCENARIO = scenario_of(search=SEARCH)

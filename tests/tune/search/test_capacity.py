@@ -36,9 +36,12 @@ from tests.tune.answer.ledgers import BATCH_8, SEARCH, at_rate, capacity_ledger
 from tests.tune.tune_fakes import scenario_of
 
 SWEEPS = [
-    (device, host, 1)
-    for device in ("fast", "mid", "linear", "steps", "parallel", "thousand")
-    for host in ("quiet", "harsh")
+    *((device, host, 1) for device in ("fast", "linear", "parallel") for host in ("quiet", "harsh")),
+    *(
+        pytest.param(device, host, 1, marks=pytest.mark.slow)
+        for device in ("mid", "steps", "thousand")
+        for host in ("quiet", "harsh")
+    ),
 ]
 
 
@@ -106,11 +109,11 @@ def test_the_answer_is_the_highest_rate_held_whoever_held_it(device: str, host: 
 def test_the_choice_truly_holds_most_of_the_best_and_no_less_than_a_reference(
     device: str, host: str, seed: int
 ) -> None:
-    run = swept(device, host, seed)
-    ours = truth.capacity_rps(DEVICES[device], run.answer.configuration)
-    assert ours >= 0.85 * truth.best(device)[1]
-    for reference in run.answer.references:
-        assert ours >= 0.9 * truth.capacity_rps(DEVICES[device], reference.configuration)
+    answer = swept(device, host, seed).answer
+    ours = truth.capacity_rps(DEVICES[device], answer.configuration)
+    assert truth.holding_more(DEVICES[device], ours / 0.85) == []
+    for reference in answer.references:
+        assert not truth.holds(DEVICES[device], reference.configuration, ours / 0.9)
 
 
 @pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)
@@ -221,7 +224,7 @@ def test_the_phases_keep_to_their_shares() -> None:
 def test_a_client_that_is_the_limit_is_seen_by_its_caveats_not_by_a_wrong_choice() -> None:
     run = swept("client", "quiet", 1)
     ours = truth.capacity_rps(DEVICES["client"], run.answer.configuration)
-    assert ours >= 0.9 * truth.best("client")[1]
+    assert truth.holding_more(DEVICES["client"], ours / 0.9) == []
 
 
 def test_where_two_sizes_are_all_that_is_known_half_of_the_larger_is_looked_at_too() -> None:
@@ -230,7 +233,7 @@ def test_where_two_sizes_are_all_that_is_known_half_of_the_larger_is_looked_at_t
     scouts = [trial.configuration for trial in run.trials if trial.source == "calibration"]
     assert {one.batching.max_batch_size for one in scouts if one.batching is not None} >= {8, 16}
     ours = truth.capacity_rps(DEVICES["flat"], run.answer.configuration)
-    assert ours >= 0.9 * truth.best("flat")[1]
+    assert truth.holding_more(DEVICES["flat"], ours / 0.9) == []
 
 
 @pytest.mark.parametrize(
@@ -322,12 +325,11 @@ def test_neighbours_that_a_checked_curve_rules_out_wait_until_the_leader_is_conf
     assert any(search.is_level(near, top) and not near.runs for near in search.contenders.neighbours(top))
 
 
-def test_every_rate_that_was_asked_is_positive_and_finite() -> None:
-    for device, host, seed in SWEEPS:
-        rates = [
-            trial.request.rate_rps for trial in swept(device, host, seed).trials if trial.request.rate_rps
-        ]
-        assert all(math.isfinite(rate) and rate > 0.0 for rate in rates)
+@pytest.mark.parametrize(("device", "host", "seed"), SWEEPS)
+def test_every_rate_that_was_asked_is_positive_and_finite(device: str, host: str, seed: int) -> None:
+    trials = swept(device, host, seed).trials
+    rates = [trial.request.rate_rps for trial in trials if trial.request.rate_rps]
+    assert all(math.isfinite(rate) and rate > 0.0 for rate in rates)
 
 
 def test_a_contender_whose_server_fails_is_left_out() -> None:

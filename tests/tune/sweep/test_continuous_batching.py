@@ -66,6 +66,7 @@ def test_it_compares_no_batching_that_is_none_and_asks_no_rule() -> None:
     assert all(trial.configuration.batching is not None for trial in trials)
 
 
+@pytest.mark.slow
 def test_what_ran_out_of_memory_is_a_boundary_that_is_tried_twice_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,16 @@ def measured(request):
     return request.param, swept(request.param, refuses=refuses)
 
 
+@pytest.fixture(scope="module")
+def exported(measured, tmp_path_factory):
+    """A scenario, its ledger, and the study that they were exported as."""
+    scenario, trials = measured
+    url = f"sqlite:///{tmp_path_factory.mktemp('exported') / 'study.db'}"
+    name = export_study(trials, scenario, url)
+    with opened_storage(url) as storage:
+        yield scenario, trials, optuna.load_study(study_name=name, storage=storage)
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'study.db'}"
@@ -58,9 +68,8 @@ def loaded(url):
         )
 
 
-def test_every_contender_that_ran_is_a_trial_with_what_it_held_and_who_named_it(measured, url, loaded):
-    scenario, trials = measured
-    study = loaded(export_study(trials, scenario, url))
+def test_every_contender_that_ran_is_a_trial_with_what_it_held_and_who_named_it(exported):
+    scenario, trials, study = exported
     search = search_of(scenario, budget_s=1.0)
     search.observe(trials)
     ran = [contender for contender in search.contenders.all() if contender.runs]
@@ -79,9 +88,8 @@ def test_every_contender_that_ran_is_a_trial_with_what_it_held_and_who_named_it(
     assert study.best_trial.user_attrs["configuration"] == search.leader().configuration.label()
 
 
-def test_what_failed_is_a_failed_trial_and_what_held_nothing_is_pruned(measured, url, loaded):
-    scenario, trials = measured
-    study = loaded(export_study(trials, scenario, url))
+def test_what_failed_is_a_failed_trial_and_what_held_nothing_is_pruned(exported):
+    scenario, trials, study = exported
     states = {trial.user_attrs["configuration"]: trial for trial in study.trials}
     search = search_of(scenario, budget_s=1.0)
     search.observe(trials)
@@ -94,11 +102,9 @@ def test_what_failed_is_a_failed_trial_and_what_held_nothing_is_pruned(measured,
     assert {label for label, trial in states.items() if trial.state.name == "FAIL"} == failed
 
 
-def test_no_batching_has_no_parameters_and_the_defaults_their_own_values(measured, url, loaded):
-    scenario, trials = measured
-    named = {
-        trial.user_attrs["named_by"]: trial for trial in loaded(export_study(trials, scenario, url)).trials
-    }
+def test_no_batching_has_no_parameters_and_the_defaults_their_own_values(exported):
+    scenario, _, study = exported
+    named = {trial.user_attrs["named_by"]: trial for trial in study.trials}
     assert named["no_batching"].params == {}
     if scenario.objective == "throughput":
         assert named["defaults"].params == {"max_batch_size": 1000, "batch_timeout_micros": 0}

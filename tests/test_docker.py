@@ -182,6 +182,7 @@ def test_a_compose_file_follows_the_schema_of_compose(path: Path) -> None:
     jsonschema.Draft7Validator(json.loads(schema.read_text())).validate(yaml.safe_load(path.read_text()))
 
 
+@pytest.mark.slow
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     program = shutil.which("hadolint", path=path)

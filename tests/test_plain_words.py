@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import batchtune
 from batchtune.cli.app import app
+from tests.package_trees import trees
 
 pytestmark = pytest.mark.smoke
 
@@ -37,15 +38,8 @@ CODES: Final = {
 """Constants that are no text of a user, each with what they are."""
 
 
-def sources() -> Iterator[Path]:
-    for path in sorted(ROOT.rglob("*.py")):
-        if path.relative_to(ROOT).parts[0] not in APART:
-            yield path
-
-
-def constants(path: Path) -> Iterator[tuple[int, str]]:
+def constants(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of each string that is no docstring; one text each f-string, with {} for its expressions."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if node in skipped:
@@ -69,10 +63,11 @@ def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
 
 def test_no_message_has_a_word_of_the_older_voice() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{line}: {text.strip()}"
-        for path in sources()
-        for line, text in constants(path)
-        if WORDS.search(text) and (path.relative_to(ROOT).as_posix(), text) not in CODES
+        f"{path}:{line}: {text.strip()}"
+        for path, tree in trees().items()
+        if Path(path).parts[0] not in APART
+        for line, text in constants(tree)
+        if WORDS.search(text) and (path, text) not in CODES
     ]
     assert not found, "\n".join(found)
 
@@ -93,7 +88,7 @@ def test_no_page_or_text_of_a_finding_has_one(name: str) -> None:
 def test_no_exception_is_left_over() -> None:
     assert all((ROOT / folder).is_dir() for folder in APART)
     for path, text in CODES:
-        assert text in {constant for _, constant in constants(ROOT / path)}, (path, text)
+        assert text in {constant for _, constant in constants(trees()[path])}, (path, text)
 
 
 MANUALS: Final = (

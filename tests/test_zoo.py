@@ -137,6 +137,7 @@ def test_load_tests_that_the_host_spoilt_do_not_count() -> None:
     assert holds((0.9, "host")) is None
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_load_is_judged_by_a_real_sweep(tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -108,6 +108,7 @@ def test_a_comparison_says_that_batching_helps_an_emulated_device(scenario: Path
     assert batchtune("recommend", cwd=scenario.parent).returncode == 2
 
 
+@pytest.mark.slow
 def test_the_table_and_the_sentences_are_printed(scenario: Path) -> None:
     done = answered("compare", scenario, "--blocks", "1", "--quiet", cwd=scenario.parent)
     assert (done.returncode in (0, 6), done.stderr) == (True, "")  # 6: a busy host, told below the table

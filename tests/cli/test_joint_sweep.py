@@ -42,6 +42,7 @@ fixed: {{batch_timeout_micros: 0}}
     return scenario
 
 
+@pytest.mark.slow
 def test_two_models_are_swept_together(tmp_path: Path) -> None:
     scenario = two_models(tmp_path)
     done = batchtune("sweep", scenario, "--json", cwd=tmp_path)

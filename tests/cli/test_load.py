@@ -34,7 +34,7 @@ SCENARIO = """\
 name: emulated
 target: {kind: tfserving, model: MODEL}
 request: {protocol: grpc, rows: 1}
-load: {arrivals: closed, concurrency: 16, warm_up: 100ms, duration: 300ms, seed: 1}
+load: {arrivals: closed, concurrency: 16, warm_up: 50ms, duration: 150ms, seed: 1}
 slo: {}
 objective: throughput
 fixed: {max_batch_size: 1000, batch_timeout_micros: 0, num_batch_threads: 1}
@@ -43,7 +43,7 @@ KSERVE_SCENARIO = """\
 name: kserve
 target: {model: m}
 request: {protocol: kserve_grpc, rows: 2}
-load: {arrivals: closed, concurrency: 2, warm_up: 100ms, duration: 300ms, seed: 1}
+load: {arrivals: closed, concurrency: 2, warm_up: 50ms, duration: 150ms, seed: 1}
 slo: {}
 objective: throughput
 """

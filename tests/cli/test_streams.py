@@ -25,8 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-QUICK = [["recommend"], ["--help"]]
+QUICK = [["runs"], ["--help"]]
 LONG = [
+    ["recommend"],
     ["recommend", "--json"],
     ["recommend", "--format", "flags"],
     ["simulate", "--quiet"],
@@ -76,7 +77,7 @@ def test_a_full_disk_is_told_in_one_line(words: list[str], folder: Path) -> None
 
 @pytest.mark.parametrize("closed", [1, 2])
 def test_a_stream_that_was_closed_from_the_start_is_not_wanted(closed: int, folder: Path) -> None:
-    command = f'exec "$0" -m batchtune recommend {closed}>&-'
+    command = f'exec "$0" -m batchtune runs {closed}>&-'
     done = subprocess.run(
         ["sh", "-c", command, sys.executable],
         cwd=folder,
@@ -87,7 +88,7 @@ def test_a_stream_that_was_closed_from_the_start_is_not_wanted(closed: int, fold
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert ("Recommended " in done.stdout) == (closed == 2)
+    assert (SCENARIO.name in done.stdout) == (closed == 2)
 
 
 def test_an_encoding_without_our_signs_is_no_error(folder: Path) -> None:

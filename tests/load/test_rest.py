@@ -442,6 +442,7 @@ def python_server() -> Iterator[int]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_answers_of_pythons_own_http_server_are_right(python_server: int) -> None:
     requests = requests_for("rest", expected=({"y": np.array([[1.0]], np.float32)},))
     for arrivals in (closed(4, 40), evenly(200, 0.2)):

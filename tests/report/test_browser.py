@@ -20,6 +20,8 @@ from tests.report.pages import (
     rising_rates,
 )
 
+pytestmark = pytest.mark.slow
+
 PLOTS = {
     "sweep": 9,
     "compare": 5,
@@ -52,13 +54,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *("sweep", "compare"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("load", "check")),
-    ],
-)
+@pytest.fixture(scope="module", params=list(RUNS))
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -6,11 +6,9 @@ import ast
 import json
 import math
 import string
-from pathlib import Path
 
 import pytest
 
-import batchtune
 from batchtune.measure.caveats import TOUCHES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
@@ -18,8 +16,8 @@ from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
 from batchtune.report.findings import advice_of, labels, print_json, text_of, texts, worded
 from batchtune.tune.search.proposals import throughput_interval_rule
 from tests.check.check_fakes import measurement
+from tests.package_trees import trees
 
-ROOT = Path(batchtune.__file__).parent
 UNBOUNDED = "without batching p95 is unbounded, above the 60 ms allowed"
 HALF_LENGTHS = "closed_"
 """Begins codes whose ends are a server's words."""
@@ -28,8 +26,8 @@ HALF_LENGTHS = "closed_"
 def strings() -> set[str]:
     return {
         node.value
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for tree in trees().values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
@@ -44,8 +42,8 @@ def calls() -> list[tuple[str, set[str]]]:
     """Code and names of figures of each `coded("…", …)` or `caveat("…", …)` that states both."""
     return [
         (node.args[0].value, {keyword.arg for keyword in node.keywords if keyword.arg})
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for tree in trees().values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ("coded", "caveat")
@@ -55,8 +53,9 @@ def calls() -> list[tuple[str, set[str]]]:
 
 
 def test_every_code_has_a_text_and_its_text_the_figures_that_it_is_given() -> None:
-    assert len(calls()) > 30
-    for code, figures in calls():
+    found = calls()
+    assert len(found) > 30
+    for code, figures in found:
         assert code in texts(), code
         text = texts()[code] + labels("advice").get(code, "")
         wanted = {name for _, name, _, _ in string.Formatter().parse(text) if name}

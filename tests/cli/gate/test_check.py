@@ -131,7 +131,8 @@ def test_a_device_many_times_slower_is_a_regression_that_a_job_is_told_of(scenar
     assert servers_of(scenario.parent) == []
 
 
-@pytest.mark.parametrize("side", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [0, 1])
 def test_a_killed_server_of_either_side_makes_it_invalid_and_leaves_nothing(
     scenario: Path, side: int
 ) -> None:

@@ -430,6 +430,7 @@ def test_samples_of_several_workers_survive_their_file(tmp_path: Path) -> None:
     assert (read_parquet(path).one_in, read_parquet(path).failures) == (2, 0)
 
 
+@pytest.mark.slow
 def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:
     """The Host that runs in a Ray actor, here in this process: real workers, clocks and answers."""
     schedule = poisson(400, 0.4)
@@ -451,6 +452,7 @@ def test_stations_with_their_own_workers_send_what_two_local_ones_do() -> None:
         assert samples.of_worker(number).due_ns.tolist() == part.arrivals.due_ns.tolist()
 
 
+@pytest.mark.slow
 def test_a_station_whose_worker_dies_is_a_lost_worker() -> None:
     stations = [Host(), Host()]
     doomed: list[int] = []

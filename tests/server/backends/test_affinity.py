@@ -86,7 +86,14 @@ def kept_to(cpu: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@pytest.mark.parametrize("write", [write_emulated, write_onnx, write_saved_model, write_exported])
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_emulated,
+        write_onnx,
+        *(pytest.param(write, marks=pytest.mark.slow) for write in (write_saved_model, write_exported)),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_every_thread_of_a_server_stays_on_its_cpu(write: Callable[[Path], Path], tmp_path: Path) -> None:
     model, cpu = write(tmp_path / "m"), min(schedulable_cpus())
@@ -117,6 +124,7 @@ def test_onnx_runtime_starts_threads_for_its_cpus_unless_told_how_many(
     model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flag_counts", "counts"), [((0, 0), [1, 1]), ((3, 4), [3, 4])])
 @pytest.mark.filterwarnings("ignore")
 def test_pytorch_has_threads_for_its_cpus_unless_told_how_many(

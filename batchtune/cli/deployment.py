@@ -341,7 +341,10 @@ def _copied(model: Path, name: str) -> tuple[str, str]:
         copies = {f"{model}/.": str(version)}
     else:
         copies = {str(file): str(version / own) for own, file in version_files(model).items()}
-    commands = [["mkdir", "-p", str(version)], *(["cp", "-r", *copy] for copy in copies.items())]
+    folders = sorted(
+        {str(version), *(str(Path(place).parent) for place in copies.values() if model.is_file())}
+    )
+    commands = [["mkdir", "-p", *folders], *(["cp", "-r", *copy] for copy in copies.items())]
     base_path = f'"$PWD"/{shlex.quote(str(version.parent))}'
     return "".join(f"{shlex.join(command)} && " for command in commands), base_path
 

@@ -17,6 +17,7 @@ from typing import Final
 from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.system import absolute
 from batchtune.target.container import ask
+from batchtune.wire.encoding import bounded_depth, file_fields, read_part
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 
@@ -62,8 +63,8 @@ def _commit(root: Path, ref: str) -> str:
 
 
 def _names(root: Path, commit: str, inside: PurePosixPath, ref: str) -> list[str]:
-    """List what is exported, as git's path specifications: a folder, or a file with those beside it that
-    begin with its name, and a signature."""
+    """List what is exported, as git's path specifications: a folder, or a file with what may belong to it, those
+    beside it that begin with its name, and a signature."""
     if inside == PurePosixPath():
         return ["."]
     entry = _git(root, "ls-tree", "-z", commit, "--", str(inside)).rstrip("\0")
@@ -277,18 +278,48 @@ def version_files(path: Path) -> dict[str, Path]:
     """Return name -> path of the files that a version directory needs for the model's file `path`: `path` itself, under
     the name that servers look for, and the files that belong to it.
 
-    These are the signature of TorchScript, and the weights of an ONNX graph, in files beside it whose names begin with
-    its own (`net.onnx.data`, `net.onnx_data`).
+    These are the signature of TorchScript, and the files of weights that an ONNX graph names. Nothing else beside it is
+    taken, whatever its name.
     """
     files = {_NAME_BY_SUFFIX[path.suffix]: path}
     signature = path.with_name(_SCRIPT_SIGNATURE)
-    if path.suffix != ".onnx":
-        return {**files, signature.name: signature} if signature.is_file() else files
-    for file in sorted(path.parent.iterdir()):
-        belongs = file.name.startswith((f"{path.stem}.", f"{path.stem}_")) and file.is_file()
-        if belongs and file.suffix not in _NAME_BY_SUFFIX and file.name not in MODEL_FILES:
-            files[file.name] = file
-    return files
+    if path.suffix == ".onnx":
+        return files | {name: path.parent / name for name in _named_weights(path)}
+    return {**files, signature.name: signature} if signature.is_file() else files
+
+
+def _named_weights(path: Path) -> list[str]:
+    """List the files that the tensors of an ONNX graph name as the place of their data, relative to its folder: those
+    that exist below it.
+
+    The fields are those of onnx.proto. A file that is no such graph names none: the server that loads it says so.
+    """
+    parts = {
+        "model": {7: "graph", 25: "function"},
+        "graph": {1: "node", 5: "tensor"},
+        "function": {7: "node"},
+        "node": {5: "attribute"},
+        "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+        "tensor": {13: "external data"},
+    }
+
+    def places(kind: str, begin: int, end: int) -> Iterator[str]:
+        for field in file_fields(file, begin, end):
+            part = parts[kind].get(field.number, "")
+            if part in parts:
+                yield from places(part, field.content, field.end)
+            elif part:
+                entry = file_fields(file, field.content, field.end)
+                texts = [read_part(file, own.content, own.end).decode() for own in entry]
+                yield from texts[1:] if texts[0] == "location" else ()
+
+    try:
+        with path.open("rb") as file, bounded_depth():
+            names = sorted(set(places("model", 0, path.stat().st_size)))
+    except (OSError, ValueError, IndexError):
+        return []
+    own = [name for name in names if not PurePosixPath(name).is_absolute() and ".." not in Path(name).parts]
+    return [name for name in own if name != path.name and (path.parent / name).is_file()]
 
 
 def _laid_out(path: Path, folder: Path) -> Path:
@@ -304,6 +335,7 @@ def _laid_out(path: Path, folder: Path) -> Path:
         return base_path
     version.mkdir()
     for name, file in version_files(path).items():
+        (version / name).parent.mkdir(parents=True, exist_ok=True)
         (version / name).symlink_to(file)
     return base_path
 

@@ -3,10 +3,11 @@ decoded values."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
@@ -111,6 +112,49 @@ def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, 
             raise ValueError("a field beyond the end")
         yield tag >> 3, wire_type, position, stop
         position = stop
+
+
+class FileField(NamedTuple):
+    """A field of a message in a file: positions of its tag, content and end; value: of a varint, else 0."""
+
+    number: int
+    begin: int
+    content: int
+    end: int
+    value: int
+
+
+def file_fields(file: BinaryIO, begin: int, end: int) -> Iterator[FileField]:
+    """Yield the fields of the message between two positions of a file, without reading their contents.
+
+    Raises ValueError or IndexError where the bytes are no message, or one with groups.
+    """
+    position = begin
+    head_bytes_max = 20  # a tag and a length
+    fixed_bytes = {1: 8, 5: 4}
+    while position < end:
+        head = read_part(file, position, position + head_bytes_max)
+        tag, used = read_varint(head, 0)
+        kind, value = tag & 7, 0
+        if kind == VARINT:
+            value, used = read_varint(head, used)
+            size = 0
+        elif kind == LENGTH_DELIMITED:
+            size, used = read_varint(head, used)
+        elif kind in fixed_bytes:
+            size = fixed_bytes[kind]
+        else:
+            raise ValueError(f"a field of the unknown kind {kind}")
+        content = position + used
+        if content + size > end:
+            raise ValueError("a field ends beyond its message")
+        yield FileField(tag >> 3, position, content, content + size, value)
+        position = content + size
+
+
+def read_part(file: BinaryIO, begin: int, end: int) -> bytes:
+    """Read the bytes between two positions of a file; fewer where it ends before."""
+    return os.pread(file.fileno(), end - begin, begin)
 
 
 def tfrecords(content: bytes) -> Iterator[bytes]:

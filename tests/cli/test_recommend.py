@@ -28,6 +28,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import recommend as choose
 from batchtune.tune.trials.trial import SearchSummary
 from tests.cli.in_process import answered
+from tests.target.test_model_files import touched, write_onnx_naming
 from tests.tune.answer.ledgers import BATCH_8, BATCH_14, SCENARIO, STREAMED, helping_ledger, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
@@ -401,11 +402,12 @@ def test_the_command_line_is_whole_and_for_a_server_that_is_here_and_can_serve_t
 def test_a_model_without_version_directory_is_copied_into_one_by_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     alone = planted(1, batching=None, throughput=1, p95_s=1).configuration
-    (tmp_path / "net.onnx").touch()
-    (tmp_path / "net.onnx.data").touch()
+    write_onnx_naming(tmp_path / "net.onnx", "net.onnx.data", "more/weights.bin")
+    touched(*(tmp_path / name for name in ("net.onnx.data", "more/weights.bin", "net.env", "net.onnx.bak")))
     line = deployment(alone, scenario_of(target={"model": str(tmp_path / "net.onnx")}), Path("FILE"))
     assert line == (
-        f"mkdir -p served/net/1 && cp -r {tmp_path}/net.onnx served/net/1/model.onnx "
+        f"mkdir -p served/net/1 served/net/1/more && cp -r {tmp_path}/net.onnx served/net/1/model.onnx "
+        f"&& cp -r {tmp_path}/more/weights.bin served/net/1/more/weights.bin "
         f"&& cp -r {tmp_path}/net.onnx.data served/net/1/net.onnx.data "
         '&& batchtune-model-server --model_base_path="$PWD"/served/net --model_name=net --port=8500 '
         "--rest_api_port=8501"

@@ -36,7 +36,6 @@ def home(tmp_path: Path) -> Path:
         tmp_path / "models/mnist/1/model.onnx",
         tmp_path / "models/mnist/2/model.onnx",
         tmp_path / "bare/saved_model.pb",
-        tmp_path / "nets/net.onnx",
         tmp_path / "nets/net.onnx.data",
         tmp_path / "nets/net_int8.onnx",
         tmp_path / "nets/script.pt",
@@ -45,7 +44,22 @@ def home(tmp_path: Path) -> Path:
         tmp_path / "notes.txt",
     )
     (tmp_path / "empty").mkdir()
+    write_onnx_naming(
+        tmp_path / "nets/net.onnx", "net.onnx.data", "more/weights.bin", "/etc/passwd", "../bare", "gone"
+    )
     return tmp_path
+
+
+def write_onnx_naming(path: Path, *places: str) -> None:
+    """Write a graph whose weights lie in these files: the first as an initializer, others as constants of nodes."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    tensors = [onnx.TensorProto(name=place, data_location=onnx.TensorProto.EXTERNAL) for place in places]
+    for tensor, place in zip(tensors, places, strict=True):
+        tensor.external_data.add(key="location", value=place)
+        tensor.external_data.add(key="offset", value="0")
+    nodes = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors[1:]]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], initializer=tensors[:1])
+    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -124,10 +138,17 @@ def test_a_sample_model_that_does_not_exist_suggests_a_close_one() -> None:
 
 
 def test_a_file_is_laid_out_with_what_belongs_to_it(home: Path, tmp_path: Path) -> None:
+    touched(
+        *(home / "nets" / name for name in ("net.env", "net.onnx.bak", "net_old.txt", "more/weights.bin"))
+    )
     base_path = resolve_model(str(home / "nets/net.onnx"), folder=tmp_path / "laid out")
-    laid_out = {path.name: path.resolve() for path in (base_path / "1").iterdir()}
+    version = base_path / "1"
+    laid_out = {
+        str(path.relative_to(version)): path.resolve() for path in version.rglob("*") if path.is_file()
+    }
+    weights = {name: home / "nets" / name for name in ("net.onnx.data", "more/weights.bin")}
     assert base_path.name == "net"
-    assert laid_out == {"model.onnx": home / "nets/net.onnx", "net.onnx.data": home / "nets/net.onnx.data"}
+    assert laid_out == {"model.onnx": home / "nets/net.onnx", **weights}
     assert resolve_model(str(home / "nets/net.onnx"), folder=tmp_path / "laid out") == base_path
     touched(home / "nets/signature.yaml")
     script = home / "nets/script.pt"

@@ -7,10 +7,10 @@ onnxruntime-gpu installed the graph runs on a GPU, which copies its inputs and o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,15 @@ from batchtune.server.backends.model import (
     out_of_memory,
 )
 from batchtune.system import schedulable_cores
-from batchtune.wire.encoding import LENGTH_DELIMITED, VARINT, read_varint, read_varints, varint
+from batchtune.wire.encoding import (
+    LENGTH_DELIMITED,
+    VARINT,
+    FileField,
+    file_fields,
+    read_part,
+    read_varints,
+    varint,
+)
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
 
@@ -52,16 +60,6 @@ class Weight:
     size: int
 
 
-class _Field(NamedTuple):
-    """A field of a message in the file: positions of its tag, content and end; value: of a varint, else 0."""
-
-    number: int
-    begin: int
-    content: int
-    end: int
-    value: int
-
-
 def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
     """Return (the serialised model, whose large look-up tables refer to their values in the file; those tables).
 
@@ -76,12 +74,12 @@ def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
         weights: list[Weight] = []
         try:
             pieces, graph_number = [], 7
-            for field in _fields(file, 0, size):
+            for field in file_fields(file, 0, size):
                 if field.number == graph_number:
                     graph = _cut_graph(file, field, path.name, weights)
                     pieces += [_length_delimited(graph_number, graph)]
                 else:
-                    pieces.append(_read(file, field.begin, field.end))
+                    pieces.append(read_part(file, field.begin, field.end))
         except (ValueError, IndexError):
             return None
     return (b"".join(pieces), weights) if weights else None
@@ -104,21 +102,21 @@ def read_weights(path: Path, weights: Sequence[Weight]) -> list[NDArray[Any]]:
     return values
 
 
-def _cut_graph(file: BinaryIO, graph: _Field, file_name: str, weights: list[Weight]) -> bytes:
-    fields = list(_fields(file, graph.content, graph.end))
+def _cut_graph(file: BinaryIO, graph: FileField, file_name: str, weights: list[Weight]) -> bytes:
+    fields = list(file_fields(file, graph.content, graph.end))
     tables = _looked_up(file, fields)
     pieces, initializer = [], 5
     for field in fields:
         weight = _weight(file, field, tables) if field.number == initializer else None
         if weight is None:
-            pieces.append(_read(file, field.begin, field.end))
+            pieces.append(read_part(file, field.begin, field.end))
         else:
             weights.append(weight)
             pieces.append(_length_delimited(initializer, _elsewhere(weight, file_name)))
     return b"".join(pieces)
 
 
-def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
+def _looked_up(file: BinaryIO, fields: list[FileField]) -> set[str]:
     """Return the names that only Gather nodes read; raises ValueError where the graph has subgraphs."""
     looked_up: set[str] = set()
     others: set[str] = set()
@@ -127,11 +125,11 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
         if node.number != node_number:
             continue
         inputs, operation = [], ""
-        for field in _fields(file, node.content, node.end):
+        for field in file_fields(file, node.content, node.end):
             if field.number == input_number:
-                inputs.append(_read(file, field.content, field.end).decode())
+                inputs.append(read_part(file, field.content, field.end).decode())
             elif field.number == operation_number:
-                operation = _read(file, field.content, field.end).decode()
+                operation = read_part(file, field.content, field.end).decode()
         # Their subgraphs may read initializers that are not among their inputs.
         if operation in {"If", "Loop", "Scan"}:
             raise ValueError("a node with graphs of its own")
@@ -139,17 +137,17 @@ def _looked_up(file: BinaryIO, fields: list[_Field]) -> set[str]:
     return looked_up - others
 
 
-def _weight(file: BinaryIO, initializer: _Field, tables: set[str]) -> Weight | None:
+def _weight(file: BinaryIO, initializer: FileField, tables: set[str]) -> Weight | None:
     """Return an initializer as a Weight if it is one of `tables`, large and plain, else None."""
     name, data_type, shape, raw = "", 0, [], None
     raw_data = 9
-    for field in _fields(file, initializer.content, initializer.end):
+    for field in file_fields(file, initializer.content, initializer.end):
         if field.number == _DIMS:
             shape += _numbers(file, field)
         elif field.number == _DATA_TYPE:
             data_type = field.value
         elif field.number == _NAME:
-            name = _read(file, field.content, field.end).decode()
+            name = read_part(file, field.content, field.end).decode()
         elif field.number == raw_data:
             raw = field
         elif field.number == _EXTERNAL_DATA or (field.number == _DATA_LOCATION and field.value):
@@ -175,39 +173,10 @@ def _elsewhere(weight: Weight, file_name: str) -> bytes:
     return b"".join(pieces)
 
 
-def _fields(file: BinaryIO, begin: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of a message, without their contents; raises ValueError or IndexError for others."""
-    position = begin
-    head_bytes_max = 20  # a tag and a length
-    fixed_bytes = {1: 8, 5: 4}
-    while position < end:
-        head = _read(file, position, position + head_bytes_max)
-        tag, used = read_varint(head, 0)
-        kind, value = tag & 7, 0
-        if kind == VARINT:
-            value, used = read_varint(head, used)
-            size = 0
-        elif kind == LENGTH_DELIMITED:
-            size, used = read_varint(head, used)
-        elif kind in fixed_bytes:
-            size = fixed_bytes[kind]
-        else:
-            raise ValueError(f"a field of the unknown kind {kind}")
-        content = position + used
-        if content + size > end:
-            raise ValueError("a field ends beyond its message")
-        yield _Field(tag >> 3, position, content, content + size, value)
-        position = content + size
-
-
-def _numbers(file: BinaryIO, field: _Field) -> list[int]:
+def _numbers(file: BinaryIO, field: FileField) -> list[int]:
     """Return the integers of a field, which may hold several (packed) or one."""
-    packed = _read(file, field.content, field.end)
+    packed = read_part(file, field.content, field.end)
     return read_varints(packed) if packed else [field.value]
-
-
-def _read(file: BinaryIO, begin: int, end: int) -> bytes:
-    return os.pread(file.fileno(), end - begin, begin)
 
 
 def _length_delimited(number: int, content: bytes) -> bytes:

@@ -42,7 +42,7 @@ class ScenarioError(UsageError):
     `path`: of the key, where the message begins with the key alone, because the file is not known where it is raised.
     """
 
-    def __init__(self, message: str, *, hint: str = "", path: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, *, hint: str = "", path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message, hint=hint)
         self.path = path
 

@@ -380,7 +380,13 @@ def parse_margins(texts: Sequence[str]) -> dict[str, float]:
             raise UsageError(
                 f"expected FIGURE=MARGIN, such as p95=5%; was {item!r}", hint=f"figures: {', '.join(METRICS)}"
             )
-        margins[name.strip()] = parse_ratio(margin)
+        try:
+            margins[name.strip()] = parse_ratio(margin)
+        except UsageError as error:
+            what = f"--max-regress {item}: {error.message}"
+            raise UsageError(
+                what, hint="write how much worse the figure may be, without a sign: p95=5%"
+            ) from error
         _gate(name.strip(), margins[name.strip()])
     return margins
 

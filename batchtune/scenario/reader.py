@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from batchtune.batching.parameters import did_you_mean
+from batchtune.batching.parameters import PARAMETER_NAMES, did_you_mean
 from batchtune.errors import ScenarioError
 from batchtune.scenario import yaml_document
 from batchtune.scenario.examples import example_names
@@ -325,6 +325,10 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
             key := ".".join(part for part in path if isinstance(part, str))
         ) in REMOVED:
             return "this key no longer exists", REMOVED[key]
+        case "extra_forbidden" if path[0] in PARAMETER_NAMES:
+            return "no key of its own, but a batching parameter", (
+                f"one value: fixed.{path[0]}; values to try: search.space.{path[0]}"
+            )
         case "extra_forbidden":
             return "unknown key", did_you_mean(path[-1], _known_keys(path[:-1]))
         case "missing":

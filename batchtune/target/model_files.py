@@ -196,26 +196,26 @@ def readable(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def located_model(given: str) -> Path:
+def located_model(given: str, at: tuple[str | int, ...] = ("target", "model")) -> Path:
     """Return the model at a path: a directory of versions, a SavedModel's own directory, or a file.
 
     For the highest version directory, or a file in it, this is the directory of versions: the highest is the one that a
-    server takes. A link is not resolved.
+    server takes. A link is not resolved. `at`: the path of the scenario's key.
 
     Raises:
         UsageError: no model is there; the hint says what was expected, or where a model is.
     """
     path = absolute(Path(given).expanduser())
     with readable(path):
-        return _located(path, given)
+        return _located(path, given, at)
 
 
-def _located(path: Path, given: str) -> Path:
+def _located(path: Path, given: str, at: tuple[str | int, ...]) -> Path:
     if not path.exists():
         raise ScenarioError(
-            f"target.model: {given!r} does not exist",
+            f"{'.'.join(map(str, at))}: {given!r} does not exist",
             hint=f"give {_FORMS}, or a sample model's name",
-            path=("target", "model"),
+            path=at,
         )
     if path.is_dir():
         if _versions(path):

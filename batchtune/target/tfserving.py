@@ -137,8 +137,13 @@ class TfServingTarget:
         demand: Demand | None = None,
     ) -> None:
         require_cpus("target.cpus", spec.cpus)
-        if "/" in spec.model and "model_config_file" not in spec.flag_texts:
-            located_model(spec.model)  # before anything is said to be launched
+        if "model_config_file" not in spec.flag_texts:  # before anything is said to be launched
+            several = enumerate(spec.models)
+            keys: dict[tuple[str | int, ...], str]
+            keys = {("target", "models", at, "model"): own.model for at, own in several}
+            for key, model in (keys or {("target", "model"): spec.model}).items():
+                if "/" in model:
+                    located_model(model, key)
         self._spec = spec
         self._demand = demand or Demand(clients=_OPEN_LOOP_REQUESTS, rows=1, protocol="grpc")
         self._told: set[str] = set()

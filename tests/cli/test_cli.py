@@ -150,6 +150,18 @@ def test_a_model_that_does_not_exist_is_named(scenario: Path) -> None:
     assert "did you mean 'imdb_transformer'" in done.stderr
 
 
+def test_a_path_of_one_of_several_models_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "name: two\ntarget:\n  models:\n    - {name: a, model: imdb_transformer, rate: 10/s}\n"
+        "    - {name: b, model: ./nothing, rate: 10/s}\nload: {arrivals: poisson}\nslo: {p95: 50ms}\n"
+    )
+    done = answered("load", path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "two.yaml:5: target.models.1.model: './nothing' does not exist" in done.stderr
+    assert "preparing" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["sweep", "load"])
 def test_a_models_path_that_leads_nowhere_is_named_with_its_line_before_a_launch(
     scenario: Path, command: str

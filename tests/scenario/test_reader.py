@@ -231,7 +231,7 @@ def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_ot
         ),
         (
             changed(SMALL, ("[1, 2, 4]", "[0, 2]")),
-            "s.yaml:9: search.space.max_batch_size: input_batch_size_limit must be positive; was 0",
+            "s.yaml:9: search.space.max_batch_size: max_batch_size must be positive; was 0",
             "raise max_batch_size to at least 1",
         ),
         (
@@ -288,6 +288,11 @@ def test_client_and_server_are_kept_on_cpus_that_this_machine_has_and_runs_of_ot
             SMALL + "request: {inputs: randm}\n",
             "s.yaml:10: request.inputs: expected 'random' or 'zeros'; was 'randm'",
             "did you mean 'random'?",
+        ),
+        (
+            SMALL + "max_batch_size: 8\n",
+            "s.yaml:10: max_batch_size: no key of its own, but a batching parameter",
+            "one value: fixed.max_batch_size; values to try: search.space.max_batch_size",
         ),
         (SMALL + "name: again\n", "s.yaml:10: name: given twice, first on line 1", "keep one of them"),
         (

@@ -119,14 +119,15 @@ def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
             hint="add variants: {baseline: {}, candidate: {target: {model: ./new}}}, or give --candidate-model PATH",
         )
     variants = chosen_variants(read_variants(wanted.scenario, overrides=wanted.overrides))
+    baseline, *names = scenario.variants
     if wanted.candidate is not None:
         others = [variant for variant in variants[1:] if variant.name == wanted.candidate]
         variants = [*variants[:1], *others]
     if len(variants) != 2:
-        names = ", ".join(list(scenario.variants)[1:])
+        unknown = "" if wanted.candidate is None else f"--candidate {wanted.candidate}: no candidate of "
         raise UsageError(
-            f"{wanted.scenario}: a check compares one candidate with {next(iter(scenario.variants))!r}, the baseline",
-            hint=f"give --candidate NAME, one of: {names}",
+            f"{unknown}{wanted.scenario}: a check compares one candidate with {baseline!r}, the baseline",
+            hint=f"give --candidate NAME, one of: {', '.join(names)}",
         )
     return variants
 

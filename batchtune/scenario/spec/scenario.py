@@ -553,9 +553,8 @@ class Scenario(Spec):
 
     def _in_its_words(self, text: str) -> str:
         """Return a text on a batching parameter in the name and unit that a server of kind http has for it."""
+        text = text.replace("input_batch_size_limit must", "max_batch_size must")
         for house, word, micros in self.target.words:
-            if house == "max_batch_size":
-                text = text.replace("input_batch_size_limit", house)
             if house in text:
                 in_its_unit = partial(_divided, by=micros)
                 text = re.sub(r"(?<=was )-?\d+$", in_its_unit, text.replace(house, word))

@@ -55,7 +55,7 @@ def asked(scenario: Path, **changes) -> int:
     [
         ("", {}, "nothing to compare: no variants"),
         ("variants: {a: {}, b: {}, c: {}}", {}, "compares one candidate with 'a'"),
-        ("variants: {a: {}, b: {}}", {"candidate": "d"}, "compares one candidate with 'a'"),
+        ("variants: {a: {}, b: {}}", {"candidate": "d"}, "--candidate d: no candidate of "),
         ("variants: {a: {}, b: {}}", {"max_regress": ["p96=5%"]}, "no figure is called 'p96'"),
         ("", {"candidate_set": ["target.model=/no/such/model"]}, "/no/such/model"),
         ("variants: {a: {}, b: {}}", {"max_regress": ["capacity=5%"]}, "capacity: no run searches it"),

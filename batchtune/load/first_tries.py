@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -55,18 +55,24 @@ class FirstTries:
 
 
 def first_tries(
-    endpoint: Endpoint, signature: Signature, request: RequestSpec, *, batched: bool = True
+    endpoint: Endpoint,
+    signature: Signature,
+    request: RequestSpec,
+    *,
+    batched: bool = True,
+    live: Callable[[str], None] = lambda _text: None,
 ) -> FirstTries:
     """Probe a model: find shapes and ranges that it accepts, and time a request of the given rows and a larger one.
 
-    `batched`: whether a model that accepts only the rows of one request is an error.
+    `batched`: whether a model that accepts only the rows of one request is an error. `live`: is called with what is
+    sent next.
 
     Raises:
         TargetError: the model refuses a request, or with `batched` a request of twice the rows; the hint says what that
             means.
         UsageError: the request does not fit the signature.
     """
-    asking = _Asking(endpoint, signature, request)
+    asking = _Asking(endpoint, signature, request, live)
     if isinstance(request.inputs, FileInputs):
         return asking.recorded()
     shapes, ranges = asking.settled()
@@ -99,6 +105,7 @@ class _Asking:
     endpoint: Endpoint
     signature: Signature
     request: RequestSpec
+    live: Callable[[str], None]
 
     def settled(self) -> tuple[Shapes, Ranges]:
         """Return the shapes and ranges with which the model answers; with `request.lengths` no shape is guessed.
@@ -165,7 +172,9 @@ class _Asking:
             TargetError: the model refuses one of them.
         """
         timed_answers = 24
-        requests = self._requests(request, times=times, distinct=4)
+        drawn_rows = 10_000  # So many rows at most are drawn for requests that differ: more take minutes.
+        distinct = min(max(1, drawn_rows // (times * request.rows)), 4)
+        requests = self._requests(request, times=times, distinct=distinct)
         requests = replace(requests, bodies=requests.bodies * max(1, timed_answers // len(requests.bodies)))
         times_s = list(_timed(answers_alone(self.endpoint, requests)))
         return statistics.median(times_s[1:] or times_s)
@@ -173,6 +182,7 @@ class _Asking:
     def _requests(self, request: RequestSpec, *, times: int, distinct: int) -> RequestSet:
         recorded = 16  # Of a file of recorded requests the first so many are sent.
         patience_s = 60.0  # For one answer of a model of unknown speed.
+        self.live(f"asking it for {counted(times * request.rows, 'row')} at once")
         patient = request.model_copy(
             update={"rows": times * request.rows, "timeout_s": patience_s, "mix": ()}
         )

@@ -42,9 +42,18 @@ def test_a_length_that_the_model_does_not_take_is_followed_by_others_until_one_i
         with pytest.raises(TargetError, match="the model refuses a request: INVALID_ARGUMENT") as raised:
             first_tries(target.endpoint, signature, RequestSpec())
         assert "--shape x=…" in raised.value.hint
-        tries = first_tries(target.endpoint, signature, RequestSpec(shapes={"x": (4,)}))
+        said: list[str] = []
+        tries = first_tries(
+            target.endpoint, signature, RequestSpec(shapes={"x": (4,)}, rows=2000), live=said.append
+        )
         with pytest.raises(UsageError, match=r"request.shapes: signature .* has no input 'z'"):
             first_tries(target.endpoint, signature, RequestSpec(shapes={"x": (4,), "z": (4,)}))
+    assert [text.removeprefix("asking it for ") for text in said] == [
+        "2,000 rows at once",
+        "4,000 rows at once",
+        "16,000 rows at once",
+        "2,000 rows at once",
+    ]
     assert tries.shapes == tries.ranges == {}
     assert tries.larger_s is not None
     assert 0.0 < tries.lone_s < 1.0

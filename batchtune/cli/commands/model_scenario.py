@@ -68,12 +68,14 @@ def look_at(
     *,
     command: Command,
     say: Callable[[str], None],
+    live: Callable[[str], None] = lambda _text: None,
     batched: bool = True,
 ) -> LookedAt:
     """Launch a server for a bare model, send it a few requests, and make a scenario of what it answered.
 
     `model`: the command's argument. `overrides`: `KEY=VALUE` from the options. `say`: is called with each
-    line of progress. `batched` False: the model may refuse the rows of several requests at once.
+    line of progress, `live` with what is sent next. `batched` False: the model may refuse the rows of several
+    requests at once.
 
     Raises:
         UsageError: no such model, or options that contradict each other or the model.
@@ -86,7 +88,7 @@ def look_at(
             target.apply(Configuration(batching=None))
             signature = target.signature(scenario.request.signature)
             try:
-                return signature, _tried(target.endpoint, signature, scenario, batched=batched)
+                return signature, _tried(target.endpoint, signature, scenario, batched=batched, live=live)
             except TargetError as error:
                 if target.alive():
                     raise
@@ -105,14 +107,15 @@ def look_at_running(
     overrides: Sequence[str],
     *,
     command: Command = "load",
+    live: Callable[[str], None] = lambda _text: None,
     batched: bool = False,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
     """Send a few requests to the model of a running server, and make a scenario of what it answered.
 
-    `overrides`: `KEY=VALUE` from the options. `batched` False: the model may refuse the rows of several requests at
-    once. `target`: keys of `target` for a server that takes parameters, which a sweep searches; None: it is loaded as
-    it is, whatever `command` is.
+    `overrides`: `KEY=VALUE` from the options. `live`: is called with what is sent next. `batched` False: the model
+    may refuse the rows of several requests at once. `target`: keys of `target` for a server that takes parameters,
+    which a sweep searches; None: it is loaded as it is, whatever `command` is.
 
     Raises:
         UsageError: options that contradict each other or the model.
@@ -127,7 +130,7 @@ def look_at_running(
         except TargetError as error:
             hint = f"is {address.model} the name under which that server serves it, and has it been loaded?"
             raise TargetError(error.message, hint=error.hint or hint) from error
-        return signature, _tried(server.endpoint, signature, scenario, batched=batched)
+        return signature, _tried(server.endpoint, signature, scenario, batched=batched, live=live)
 
     command = "load" if target is None else command
     base = _begun(address.model, command=command)
@@ -250,10 +253,12 @@ def _likely_limit(lone_s: float) -> str:
     return format_duration(next((step_s for step_s in steps_s if step_s >= 10.0 * lone_s), steps_s[-1]))
 
 
-def _tried(endpoint: Any, signature: Signature, scenario: Scenario, *, batched: bool) -> FirstTries:
+def _tried(
+    endpoint: Any, signature: Signature, scenario: Scenario, *, batched: bool, live: Callable[[str], None]
+) -> FirstTries:
     """Send the first requests to the model, after a check that --shape names inputs that it has."""
     check_names(signature, scenario.request.shapes, key="--shape")
-    return first_tries(endpoint, signature, scenario.request, batched=batched)
+    return first_tries(endpoint, signature, scenario.request, batched=batched, live=live)
 
 
 def _refuse_other_transport(address: Address, protocol: Protocol) -> None:
@@ -579,11 +584,16 @@ def look(
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]
     with sweep_view(quiet=quiet) as view:
+        live = view.live
         try:
-            if address is None:
-                looked = look_at(argument, overrides, command=command, say=view.event, batched=batched)
+            if address is not None:
+                looked = look_at_running(
+                    address, overrides, command=command, live=live, batched=batched, target=target
+                )
             else:
-                looked = look_at_running(address, overrides, command=command, batched=batched, target=target)
+                looked = look_at(
+                    argument, overrides, command=command, say=view.event, live=live, batched=batched
+                )
         except KeyboardInterrupt:
             print("interrupted before the first trial", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None

@@ -267,7 +267,8 @@ class Twin:
         if rate_rps is not None:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > saturation:
-                extrapolations.append(coded("overload", rate_rps=rate_rps, completed_rps=saturation))
+                completed_rps = estimate_of(played.throughput_rps).value  # as in the table
+                extrapolations.append(coded("overload", rate_rps=rate_rps, completed_rps=completed_rps))
             elif rate_rps > NEAR_SATURATION * saturation:
                 figures = {"rate_rps": rate_rps, "near_ratio": NEAR_SATURATION, "saturation_rps": saturation}
                 extrapolations.append(coded("near_saturation", **figures))

@@ -125,13 +125,15 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
     if lacking:
         shown = f"Not ready for a sweep: fix {' and '.join(lacking)}."
     elif any(_works(checks[name]) for name in BACKENDS):
-        shown = "Ready: `batchtune init --example quickstart` writes a scenario to sweep."
+        wrong = [name for name, check in checks.items() if check.state == "problem"]
+        despite = f", despite the problem above ({', '.join(wrong)})" if wrong else ""
+        shown = f"Ready{despite}: `batchtune init --example quickstart` writes a scenario to sweep."
     else:
         shown = (
             "Ready to measure running servers. To serve models here, install a framework: "
             f"{BACKENDS['TensorFlow'][-1]} (or onnx, or torch)"
         )
-    console.print(shown, markup=False, soft_wrap=True)
+    console.print(paragraph(shown, width=width), markup=False, soft_wrap=True)
 
 
 def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tuple[str, Check]]:

@@ -86,7 +86,17 @@ def deployment(
     if configuration.batching is not None:
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
     words += _flag_words(configuration, scenario, server)
-    return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}"
+    return f"{copying}{server} --model_base_path={base_path} {shlex.join(words)}{_as_measured(scenario)}"
+
+
+def _as_measured(scenario: Scenario) -> str:
+    """Return a comment of a shell on what the measured server had that the command leaves out; "" for a server that
+    had all CPUs."""
+    cpus = scenario.target.cpus
+    if cpus is None or scenario.target.runs != "bundled":
+        return ""
+    pinned = f"taskset -c {','.join(map(str, cpus))}"
+    return f"\n# measured under {pinned} and with --monitoring_config_file, which the command leaves out"
 
 
 def _of_several_models(configuration: Configuration, scenario: Scenario, file: Path) -> list[str]:
@@ -113,7 +123,8 @@ def _of_several_models(configuration: Configuration, scenario: Scenario, file: P
             for name, _ in configuration.models
             for version in versions_of(models[name]) or [Path(UNKNOWN) / name / "VERSION"]
         ]
-    return [*copies, shlex.join([*words, *_flag_words(configuration, scenario, server)])]
+    command = shlex.join([*words, *_flag_words(configuration, scenario, server)])
+    return [*copies, f"{command}{_as_measured(scenario)}"]
 
 
 def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:

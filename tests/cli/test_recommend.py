@@ -282,6 +282,10 @@ def test_the_server_is_deployed_with_the_flags_that_it_was_measured_with(tmp_pat
     line = deployment(configuration, scenario, Path("FILE"))
     assert line.endswith(f"--batching_parameters_file=FILE --device=cpu {' '.join(words)}")
     assert "--port=9000" not in line
+    pinned = scenario.model_copy(update={"target": scenario.target.model_copy(update={"cpus": (0, 2)})})
+    assert deployment(configuration, pinned, Path("FILE")) == (
+        f"{line}\n# measured under taskset -c 0,2 and with --monitoring_config_file, which the command leaves out"
+    )
     assert docker_command(configuration, scenario, Path("FILE")).endswith(f" {' '.join(words)}\n")
 
 

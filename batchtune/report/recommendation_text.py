@@ -12,7 +12,7 @@ from batchtune.report import tables, words
 from batchtune.report.findings import Marks, advice_of, labels, text_of
 from batchtune.report.run_tables import brief_labels
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.answer.recommendation import Compared, Recommendation
+from batchtune.tune.answer.recommendation import Capacity, Compared, Recommendation
 from batchtune.tune.evidence.bracket import PREDICTION_RUNS
 from batchtune.units import counted, rounded, rounded_duration
 
@@ -53,9 +53,11 @@ def print_answer(
         }
     )
     tables.print_text(*filter(None, (run, words.workload(scenario, chosen))))
-    tell("Recommended", f"{use_text(chosen)}{words.unconfirmed_text(chosen)}", bold=True)
-    tell("Gain", *filter(None, [" ".join(words.gain_sentences(chosen))]), bold=True)
-    tell("", words.figures_sentence(chosen))
+    advice = f"{use_text(chosen)}{words.unconfirmed_text(chosen)}"
+    tell("Recommended", " ".join(filter(None, (words.keep_sentence(chosen), advice))), bold=True)
+    gain, *figures = words.gain_paragraphs(chosen)
+    tell("Gain", gain, bold=True)
+    tell("", *figures)
     if whole:
         _print_contenders(chosen, marks)
     else:
@@ -267,10 +269,17 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def marks_texts(shown: Sequence[Recommendation | Compared], *, starred: bool = True) -> Iterator[str]:
-    """Yield a line on each mark in a table of these configurations: at rates, at figures that are prediction intervals,
-    and, where they are `starred`, at configurations outside the search space."""
-    if any(contender.capacity is not None and contender.capacity.is_share for contender in shown):
+    """Yield a line on the server's defaults, and one on each mark in a table of these configurations: at rates, at
+    figures that are prediction intervals, and, where they are `starred`, at configurations outside the search space."""
+    defaults = next((own.defaults for own in shown if isinstance(own, Recommendation)), {})
+    if defaults:
+        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+        yield f"{labels('references')['defaults']}: {values}."
+    signs = {_sign(contender.capacity) for contender in shown if contender.capacity is not None}
+    if "~" in signs:
         yield "~ is expected to be met: a share of a rate that was tried."
+    if "?" in signs:
+        yield "? is a guess: every confirmation run was at a higher rate, and missed the SLO."
     if any(contender.runs >= PREDICTION_RUNS for contender in shown):
         yield "† 95 % of further runs; other rows have the range of their runs."
     if starred and any(isinstance(contender, Compared) and contender.outside for contender in shown):
@@ -292,9 +301,14 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     held = f"{rounded(capacity.lone_rps)} by 1 client" if capacity.lone_rps else held
     if capacity.held_rps:
         loops = " by loops" if capacity.by_loops else ""
-        held = f"{'~' if capacity.is_share else ''}{rounded(capacity.held_rps)}{loops}"
+        held = f"{_sign(capacity)}{rounded(capacity.held_rps)}{loops}"
     about = "about " if capacity.is_disputed_end else ""
     return [held, f"{about}{rounded(capacity.missed_rps)}"]
+
+
+def _sign(capacity: Capacity) -> str:
+    """Return the mark before a rate that is stated as held: a share of another rate, or a guess."""
+    return "?" if capacity.refuted_rps is not None else "~" if capacity.is_share and capacity.held_rps else ""
 
 
 def _latency(contender: Recommendation | Compared, name: str, limit_s: float) -> str:

@@ -261,6 +261,12 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
         yield f"{capitalised(NO_DIFFERENCE)} from {reference_text(level.name)}."
 
 
+def gain_paragraphs(chosen: Recommendation) -> list[str]:
+    """Return the gains and the measured figures, which come first where they are a guess; at least one text."""
+    texts = [" ".join(gain_sentences(chosen)), figures_sentence(chosen)]
+    return [text for text in (reversed(texts) if is_guess(chosen) else texts) if text]
+
+
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name, lone = reference_text(other.name), _met_by_one(other.capacity)
     match outcome_of(other):
@@ -276,7 +282,8 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
                 never = (
                     f" No rate was tried {_under(other.name)}, only closed loops, which missed the SLO{lone}."
                 )
-            return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}.{never}"
+            guess = ", if that guess holds" if is_guess(chosen) else ""
+            return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}{guess}.{never}"
 
 
 def _missed(other: Compared, misses: str = "misses") -> str:
@@ -376,6 +383,11 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
         yield f"The best parameters of each model alone, combined, are {label}: {fared}."
 
 
+def is_guess(chosen: Recommendation) -> bool:
+    """Return whether the stated capacity is below the lowest rate of confirmation runs that all missed the SLO."""
+    return chosen.capacity is not None and chosen.capacity.refuted_rps is not None
+
+
 def capacity_text(capacity: Capacity, latency: str = "") -> str:
     """State a capacity and where it ends: `capacity 84,600/s: met in 3 of 3 confirmation runs (p95 …); missed
     at 99,600/s`.
@@ -383,6 +395,10 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     `latency`: the text in brackets.
     """
     runs = capacity.held + capacity.missed
+    if capacity.refuted_rps is not None:
+        share = f"{percentage(capacity.held_rps / capacity.refuted_rps)} of {rounded(capacity.refuted_rps)}/s"
+        met = f"runs of the search met it at {_rates_met(capacity)}"
+        return f"capacity {rounded(capacity.held_rps)}/s is a guess, {share}: {_refuted(capacity)}; {met}"
     if capacity.by_loops:
         how = " by closed loops alone"
     elif capacity.search_rps is not None:
@@ -408,6 +424,28 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     if capacity.crossing_rps is not None:
         likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
     return f"capacity {likely}{rounded(capacity.held_rps)}/s{how}{shown}; {end}"
+
+
+def met_text(capacity: Capacity) -> str:
+    """Return the verb of a rate that is stated as held."""
+    if capacity.refuted_rps is not None:
+        return "is guessed to meet"
+    return "is expected to meet" if capacity.is_share else "met"
+
+
+def _refuted(capacity: Capacity) -> str:
+    """State that every confirmation run missed the SLO, and from which rate on."""
+    runs, at = capacity.missed, f"{rounded(capacity.refuted_rps)}/s"
+    which = {1: "the only confirmation run", 2: "both confirmation runs"}.get(
+        runs, f"all {runs} confirmation runs"
+    )
+    return f"{which} missed the SLO, at {at}{'' if runs == 1 else ' or more'}"
+
+
+def _rates_met(capacity: Capacity) -> str:
+    """Return the range of the rates that runs met: `3,250-4,330/s`."""
+    least, most = rounded(capacity.least_met_rps), rounded(capacity.most_met_rps)
+    return f"{least}/s" if least == most else f"{least}-{most}/s"
 
 
 def _missed_higher(capacity: Capacity | None) -> str:
@@ -498,13 +536,16 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
                 missed = chosen.capacity.missed_higher
                 at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {missed} missed it' if missed else ''}"
                 return f"no confirmation run {met} at {at}"
+            if chosen.capacity is not None and chosen.capacity.refuted_rps is not None:
+                return _refuted(chosen.capacity)
             if not question.missed:
                 return f"only {runs} {met}, {FRESH} are needed"
             return f"only {question.held} of {runs} {met}"
         case "wide":
             if question.high is None:
                 return f"{_no_miss(chosen.capacity)}, so it may serve more"
-            return f"its capacity may be up to ×{rounded(question.high)} of what is stated"
+            less = "less than stated, or " if is_guess(chosen) else ""
+            return f"its capacity may be {less}up to ×{rounded(question.high)} of what is stated"
         case "rivals":
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
             far = "by an unknown factor" if question.high is None else f"by up to ×{rounded(question.high)}"
@@ -517,6 +558,19 @@ def better_outside(chosen: Recommendation) -> Compared | None:
     others = enumerate((*chosen.references, *chosen.contenders))
     outside = [(o.gain.value, at, o) for at, o in others if o.outside and o.keeps and o.gain is not None]
     return min(outside)[2] if outside and min(outside)[0] < 1.0 / LEVEL else None
+
+
+def keep_sentence(chosen: Recommendation) -> str:
+    """State that what the user has measured surely better than what the search space allows; "": it did not."""
+    better = better_outside(chosen)
+    has = {"present", "defaults"} & set(better.names if better else ())
+    if better is None or better.gain is None or better.gain.high >= 1.0 or not has:
+        return ""
+    name = "present" if "present" in has else "defaults"
+    are = "is" if name == "present" else "are"
+    return (
+        f"Keep {reference_text(name)}, which {are} outside search.space and measured better. In search.space:"
+    )
 
 
 def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
@@ -558,7 +612,9 @@ def confidence_sentence(chosen: Recommendation) -> str:
 def unconfirmed_text(chosen: Recommendation) -> str:
     """Return ` (not confirmed: …)` with the first open question in a few words, to follow the recommended parameters;
     "" for a confirmed answer."""
-    first = next((labels("open")[question.code] for question in chosen.open_questions), "")
+    question = next(iter(chosen.open_questions), None)
+    is_missed = question is not None and question.missed > question.held
+    first = "" if question is None else labels("open")["missed" if is_missed else question.code]
     return "" if chosen.established else f" (not confirmed{f': {first}' if first else ''})"
 
 
@@ -615,8 +671,7 @@ def _named(chosen: Recommendation, name: str) -> Compared | None:
 def _fared(chosen: Recommendation, other: Compared) -> str:
     """Return a clause on another configuration's figures, and on what the recommended one gains over it."""
     if other.capacity is not None and other.capacity.held_rps:
-        met = "is expected to meet" if other.capacity.is_share else "met"
-        gave = f"it {met} the SLO at {rounded(other.capacity.held_rps)}/s"
+        gave = f"it {met_text(other.capacity)} the SLO at {rounded(other.capacity.held_rps)}/s"
     elif other.capacity is not None and other.capacity.is_untried:
         gave = f"it ran in closed loops only, which missed the SLO{_met_by_one(other.capacity)}"
     elif chosen.capacity is not None:

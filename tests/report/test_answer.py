@@ -49,11 +49,14 @@ Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
             recommended      2,210-2,250  9.21-9.39     3
             no batching          762-778  23.8-24.2     3  ×2.90 [2.80, 3.00]
             server defaults  1,480-1,520  11.9-12.1     3  ×1.49 [1.44, 1.54]
+            server defaults: max_batch_size 1000, batch_timeout_micros 0,
+            max_enqueued_batches 10, num_batch_threads one per CPU.
 SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
             to spare).
-Why         Batching helps: batches contain 13.6 rows on average and take
-            6.05 ms; as many rows one by one take 17.7 ms; 87.2 % of the batches
-            close because they are full: batching is worth ×2.90 [2.80, 3.00].
+Why         Batching helps: in a typical run batches contain 13.6 rows on
+            average and take 6.05 ms; as many rows one by one take 17.7 ms;
+            87.2 % of the batches close because they are full: batching is worth
+            ×2.90 [2.80, 3.00].
 Bottleneck  The device; batch threads execute 99.1 % of the time. Use a faster
             device, a smaller model or more replicas; larger batches would save
             little.
@@ -73,6 +76,8 @@ Gain        ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18]
             recommended       2,000           2,280  38.0-39.2     3
             no batching        ~522             700       30.0     1  ×3.53 [2.86, 4.37]
             server defaults  ~1,040           1,300       30.0     1  ×1.83 [1.54, 2.18]
+            server defaults: max_batch_size 1000, batch_timeout_micros 0,
+            max_enqueued_batches 10, num_batch_threads one per CPU.
             ~ is expected to be met: a share of a rate that was tried.
 """
 
@@ -516,3 +521,24 @@ def test_configurations_that_answer_alike_are_told_where_nobody_read_them_back(
 def test_a_parameter_keeps_its_case_at_the_head_of_a_sentence() -> None:
     assert sentence("max_batch_size=16 may be better") == "max_batch_size=16 may be better."
     assert sentence("no rate tried met the SLO") == "No rate tried met the SLO."
+
+
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        ("defaults", "Keep the server's defaults, which are outside search.space and measured better."),
+        ("present", "Keep what runs now, which is outside search.space and measured better."),
+    ],
+)
+def test_what_the_user_has_comes_first_where_the_written_space_allows_only_what_is_surely_worse(
+    chosen: Recommendation, name: str, keep: str
+) -> None:
+    worse = Estimate(value=0.68, low=0.55, high=0.83)
+    others = [own for own in chosen.references if own.name != "defaults"]
+    (has,) = (own for own in chosen.references if own.name == "defaults")
+    outside = replace(has, names=(name,), outside=True, keeps=True, open=False, gain=worse)
+    answer = replace(chosen, references=(*others, outside))
+    assert f"Recommended {keep} In search.space: max_batch_size 14," in said(answer)
+    within_noise = replace(outside, gain=Estimate(value=0.9, low=0.8, high=1.02))
+    for other in (within_noise, replace(outside, outside=False)):
+        assert "Recommended max_batch_size 14," in said(replace(chosen, references=(*others, other)))

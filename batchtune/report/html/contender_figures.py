@@ -19,7 +19,7 @@ from batchtune.report.html.shell.drawing import Figure, LineStyle, Merit, Plotte
 from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, marks_texts, nearest_table
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
-from batchtune.report.words import capitalised, other_references
+from batchtune.report.words import capitalised, met_text, other_references
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import compared_with_slo, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation, tightest
@@ -421,7 +421,7 @@ def told(contender: Recommendation | Compared, account: SweepResults) -> str:
     contenders."""
     rate, capacity = f"{span(contender.throughput_rps)} requests/s", contender.capacity
     if capacity is not None:
-        met = "is expected to meet" if capacity.is_share else "met"
+        met = met_text(capacity)
         held = f"{met} {rounded(capacity.held_rps)}/s" if capacity.held_rps else "met no rate tried"
         rate = held if capacity.missed_rps is None else f"{held}, missed {rounded(capacity.missed_rps)}/s"
     latency = f"p95 {span(contender.latency_s.get('p95'), scale=1e3)} ms"

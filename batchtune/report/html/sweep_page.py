@@ -297,10 +297,10 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
     chosen = account.chosen
     if chosen is None:
         return _nothing(account)
-    name = words.name_without_parameters(chosen.configuration)
+    what = words.capitalised(words.name_without_parameters(chosen.configuration) or "batching with")
     deploy = Fact(
         question="What to deploy?",
-        headline="Batching with" if name is None else words.capitalised(name),
+        headline=" ".join(filter(None, (words.keep_sentence(chosen), what))),
         pairs=tuple(words.parameters_of(chosen.configuration)),
         tone="" if chosen.established else "open",
     )
@@ -336,11 +336,13 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
 
 
 def _gain(chosen: Recommendation) -> Fact:
-    first, *others = [*words.gain_sentences(chosen)] or ["Nothing to compare with."]
+    gains, figures = [*words.gain_sentences(chosen)], [words.figures_sentence(chosen)]
+    gains = gains or ["Nothing to compare with."]
+    first, *others = figures + gains if words.is_guess(chosen) else gains + figures
     return Fact(
         question="What does it gain?",
         headline=first.removesuffix("."),
-        lines=(*others, words.figures_sentence(chosen)),
+        lines=tuple(others),
         tone="" if chosen.established else "open",
     )
 

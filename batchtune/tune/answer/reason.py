@@ -40,6 +40,7 @@ from batchtune.units import counted, percentage, rounded
 def explain_gain(
     batched: Measurement | None,
     *,
+    runs: int,
     absence: Coded,
     gain: Estimate | None,
     unbatched_rows_per_s: float,
@@ -49,15 +50,17 @@ def explain_gain(
     """Return a finding that compares the best configuration with batching, `configuration`, to no batching: what a
     batch costs, why batches close, and how much is gained.
 
-    `batched`: a measurement of `configuration`; None: there is none, and `absence`, the finding that says why, is
-    returned. `gain`: ratio of the figure with batching to that without; None: unknown. `unbatched_rows_per_s`:
-    throughput of the busy server without batching, rows/s; NaN: not measured. `missed`: (quantile, its seconds, the
-    limit in seconds) of a limit that is missed without batching; None: none is.
+    `batched`: the typical one of `runs` measurements of `configuration`; None: there is none, and `absence`, the
+    finding that says why, is returned. `gain`: ratio of the figure with batching to that without; None: unknown.
+    `unbatched_rows_per_s`: throughput of the busy server without batching, rows/s; NaN: not measured. `missed`:
+    (quantile, its seconds, the limit in seconds) of a limit that is missed without batching; None: none is.
     """
     if batched is None:
         return absence
     activity = batched.server
     clauses = [*_batch_cost(activity, unbatched_rows_per_s, gain), _closings(activity, configuration)]
+    if runs > 1 and clauses[0] is not None:
+        clauses[0] = coded("in_typical_run", finding=clauses[0])
     if missed is not None:
         name, value_s, limit_s = missed
         if name == "goodput":
@@ -308,9 +311,9 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
             hint="relax the SLO, or serve a faster model, or on a faster device",
         )
     if not missed:
-        ran = "only short loads ran, and they met the SLO"
-        ran = ran if lone is None or lone.kept else "only short loads ran, and not all met the SLO"
-        ran = f"too little was measured: {ran}" if has_run else "no trial is finished"
+        short = [run for run in runs_of(trials, slo, scenario) if run.latency_s]
+        ran = f"{sum(run.kept for run in short)} of {counted(len(short), 'run')} met the SLO"
+        ran = f"too little was measured: only short loads ran; {ran}" if has_run else "no trial is finished"
         hint = "resume that sweep (--resume), with a larger search.budget if it was spent"
         return InconclusiveError(ran, hint=hint)
     at_rates = [run for c, _ in missed for run in c.runs if run.rate_rps is not None and not run.held]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from batchtune.batching.parameters import Configuration
+from batchtune.batching.parameters import Configuration, server_defaults
 from batchtune.errors import TargetError
 from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.measurement import Measurement
@@ -257,7 +257,9 @@ class _Answer:
         if helps == ("yes" if chosen.configuration.batching is None else "no"):
             helps = "not distinguishable"  # what is recommended says otherwise
         is_level = gain is not None and gain.low <= 1.0 <= gain.high
-        is_known = helps == "no" or is_level == (helps == "not distinguishable")
+        capacity = account.capacity(chosen)
+        is_guess = capacity is not None and capacity.refuted_rps is not None
+        is_known = not is_guess and (helps == "no" or is_level == (helps == "not distinguishable"))
         references = self._references()
         named_apart = (chosen, *references.values())
         others = [c for c in self._state.contenders.all() if c not in named_apart and self._has_figures(c)]
@@ -270,7 +272,6 @@ class _Answer:
         if self._stop_reason == "server_gone":
             questions.insert(0, OpenQuestion(code="server_gone"))
         latency_s = self._latency(runs)
-        capacity = account.capacity(chosen)
         bottleneck = None
         if not self._state.of_models:
             usual = searched_bottleneck(
@@ -297,6 +298,7 @@ class _Answer:
             batching_helps=helps,
             reason=explain_gain(
                 self._activity(best),
+                runs=0 if best is None else len(account.behind(best)[0]),
                 absence=absence_of_batching(batched, self._trials),
                 gain=gain if is_known else None,
                 unbatched_rows_per_s=self._unbatched_rows_per_s(unbatched),
@@ -325,6 +327,7 @@ class _Answer:
             bottleneck=bottleneck,
             search=self._search,
             references=named,
+            defaults=self._defaults(references),
             contenders=compared,
             failed_references=self._failed_references(),
             alternatives=()
@@ -377,6 +380,14 @@ class _Answer:
         """Name -> contender of the references that have figures, also if one is chosen; in the order of the answer."""
         named = ((name, self._state.contenders.of(name)) for name in REFERENCES)
         return {name: c for name, c in named if c is not None and self._has_figures(c)}
+
+    def _defaults(self, references: Mapping[str, Contender]) -> dict[str, str]:
+        """Parameter -> value of TensorFlow Serving's defaults, if `references` has them; {}: it has not."""
+        of_server, cpus = references.get("defaults"), self._scenario.target.cpus
+        if of_server is None or of_server.configuration.dialect != "tfserving":
+            return {}
+        values = {name: str(value) for name, value in server_defaults(cpus).items()}
+        return values if cpus else {**values, THREADS: "one per CPU"}
 
     def _has_figures(self, contender: Contender) -> bool:
         return not contender.is_broken and bool(self._account.behind(contender)[0])

@@ -89,7 +89,8 @@ class Capacity:
 
     `held_rps`, `missed_rps`: the highest rate stated as held, and the lowest missed (None: no rate counts as missed).
     `held`: number of confirmation runs that held `held_rps` or more. `missed`: number of confirmation runs that failed,
-    or missed the lowest rate of those in `held` or a lower one; where `held_rps` is 0, of all runs at a rate.
+    or missed the lowest rate of those in `held` or a lower one; all, where `refuted_rps` is set; where `held_rps` is 0,
+    of all runs at a rate.
     `missed_higher`: number of confirmation runs that missed only a higher rate.
     `confirmed`: confirmation runs held `held_rps`; else runs of the search did, and `held_rps` is less than they held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
@@ -101,6 +102,8 @@ class Capacity:
     `disputed_rps`: the lowest rate missed, if `held_rps` is a share of it, because no rate was held more often than
     missed; else None.
     `is_disputed_end`: a run held `missed_rps`, although others missed it.
+    `refuted_rps`: where every confirmation run missed the SLO, the lowest of their rates, so that `held_rps` is a
+    guess; else None. `least_met_rps`, `most_met_rps`: the lowest and the highest rate that a run met; None: none did.
     `lone_rps`: where `held_rps` is 0, what one client alone was answered within the SLO; None: it missed it, or did
     not run.
     """
@@ -118,6 +121,9 @@ class Capacity:
     disputed_rps: float | None = None
     is_disputed_end: bool = False
     missed_higher: int = 0
+    refuted_rps: float | None = None
+    least_met_rps: float | None = None
+    most_met_rps: float | None = None
     lone_rps: float | None = None
 
     @property
@@ -283,8 +289,8 @@ class Recommendation:
     share that may miss a limit (in JSON `goodput_ratio`, the share that has to meet every limit). `promises`: each
     limit with the runs against it.
     `references`: what runs now ("present"), no batching, the server's defaults, as far as they have figures.
-    `failed_references`: name -> error text of those that failed. `contenders`: all other configurations that have
-    figures.
+    `defaults`: parameter -> value of the server's defaults, where these are among them and known. `failed_references`:
+    name -> error text of those that failed. `contenders`: all other configurations that have figures.
     `batching_helps`, `reason`: whether batching helps, and why. `batching_gain`: the best configuration with batching
     divided by the one without that has as many model instances. `cannot_pay`: the finding that no batch can pay; None:
     not found.
@@ -332,6 +338,7 @@ class Recommendation:
     bottleneck: Bottleneck | None = None
     search: SearchSummary | None = None
     references: tuple[Compared, ...] = ()
+    defaults: Mapping[str, str] = field(default_factory=dict)
     contenders: tuple[Compared, ...] = ()
     behind: tuple[int, ...] = ()
     failed_references: Mapping[str, str] = field(default_factory=dict)
@@ -492,7 +499,8 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         missed_rps = max(bracket.missed_rps, held_rps)
     if not held_rps and not math.isfinite(missed_rps):
         return None
-    crossing = crossing_rps(bracket, stream_limits_s) if bracket.stated_rps else None
+    is_met = bracket.stated_rps > 0.0 and not bracket.is_refuted
+    crossing = crossing_rps(bracket, stream_limits_s) if is_met else None
     if crossing is not None:  # above what any run answered the line would be continued into an overload
         answered_rps = max(run.answered_rps for run in bracket.runs)
         crossing = min(max(min(crossing, answered_rps), held_rps), missed_rps)
@@ -513,6 +521,9 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         held=sum(run.held for run in fresh),
         missed=sum(not run.held for run in fresh) if held_rps else len(bracket.open_runs),
         missed_higher=sum(run.fresh and not run.held and run not in fresh for run in bracket.open_runs),
+        refuted_rps=min(run.rate_rps or 0.0 for run in fresh) if bracket.is_refuted else None,
+        least_met_rps=min(met, default=None),
+        most_met_rps=max(met, default=None),
         confirmed=is_confirmed,
         by_loops=by_loops,
         is_bound=not any(

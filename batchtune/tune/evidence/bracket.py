@@ -139,8 +139,10 @@ class Bracket:
     def confirmations(self, rate_rps: float) -> list[BracketRun]:
         """Return the confirmation runs from which a configuration is judged at this rate: those that held it or a
         higher one, those that missed the lowest rate so held (none: this rate) or a lower one, and all that failed,
-        since a server may end at a lower rate too."""
+        since a server may end at a lower rate too. All of them, where they all missed a stated rate (`is_refuted`)."""
         fresh = [run for run in self.open_runs if run.fresh]
+        if self.is_refuted:
+            return fresh
         held = [run for run in fresh if run.held and _rate(run) >= 0.999 * rate_rps]
         lowest_rps = min(map(_rate, held), default=rate_rps)
         return [
@@ -246,6 +248,12 @@ class Bracket:
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
         return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
+
+    @cached_property
+    def is_refuted(self) -> bool:
+        """Whether a rate is stated as held, though there are confirmation runs and each missed its rate."""
+        fresh = [run for run in self.open_runs if run.fresh]
+        return self.stated_rps > 0.0 and bool(fresh) and not any(run.held for run in fresh)
 
     @cached_property
     def stated_missed_rps(self) -> float:

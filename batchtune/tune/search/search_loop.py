@@ -320,20 +320,23 @@ class Search(ABC):
         return max(SCOUT_SHARE * self.budget_s, min(5.5, COMPARE_SHARE * self.budget_s))
 
     def plan(self) -> Coded:
-        """Return how the budget is divided, as a finding: `60 s: 12 to scout, 30 to compare, 18 to confirm`, or the
-        number of trials."""
-        if self.scenario.search.budget.time_s is None:
-            return coded("plan_of_trials", trials=self.scenario.search.budget.trials or 0)
+        """Return how the budget is divided, as a finding: `60 s: 12 to scout, 30 to compare, 18 to confirm`, and the
+        number of trials where that is limited."""
+        budget = self.scenario.search.budget
+        of_trials = coded("plan_of_trials", trials=budget.trials or 0)
+        if budget.time_s is None:
+            return of_trials
         scout_s = self.scout_s
         compare_s = COMPARE_SHARE * self.budget_s - scout_s
         confirm_s = self.budget_s - scout_s - compare_s
-        return coded(
+        of_time = coded(
             "plan_of_time",
             budget_s=self.budget_s,
             scout=round(scout_s),
             compare=round(compare_s),
             confirm=round(confirm_s),
         )
+        return of_time if budget.trials is None else coded("plan_of_both", plan=of_time, trials=of_trials)
 
     # The contenders that are added once something is known.
 

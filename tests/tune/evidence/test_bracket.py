@@ -306,3 +306,16 @@ def test_confirmation_runs_that_missed_a_higher_rate_are_counted_apart() -> None
     stated = stated_capacity(bracket(*(run(rate, held=held, fresh=True) for rate, held in measured)), {})
     assert stated is not None
     assert (stated.held, stated.missed, stated.missed_higher) == (2, 0, 2)
+
+
+def test_confirmation_runs_refute_a_rate_only_where_none_of_them_held_any() -> None:
+    searched = (run(1_000.0, held=True), run(1_100.0, held=True))
+    missed = [run(rate, held=False, fresh=True) for rate in (1_050.0, 950.0)]
+    stated = stated_capacity(bracket(*searched, *missed), {})
+    assert stated is not None
+    assert (stated.refuted_rps, stated.held, stated.missed, stated.missed_higher) == (950.0, 0, 2, 0)
+    assert (stated.least_met_rps, stated.most_met_rps) == (1_000.0, 1_100.0)
+    assert stated.held_rps < 950.0
+    once = stated_capacity(bracket(*searched, *missed, run(500.0, held=True, fresh=True)), {})
+    assert once is not None
+    assert (once.refuted_rps, once.missed_higher) == (None, 2)

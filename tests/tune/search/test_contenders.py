@@ -9,6 +9,7 @@ import pytest
 
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.batching.triton_config import FoundBatching
+from batchtune.report.findings import text_of
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import (
     Contenders,
@@ -176,3 +177,14 @@ def test_the_guide_begins_with_a_thread_for_each_cpu_a_large_batch_and_no_timeou
         "batch_timeout_micros": 0,
         "num_batch_threads": 3,
     }
+
+
+@pytest.mark.parametrize("time", [{}, {"time": "60s"}])
+def test_a_budget_of_trials_says_in_the_opening_line_what_it_counts(time: dict[str, str]) -> None:
+    search = {"budget": {"trials": 5, **time}, "space": {"max_batch_size": [1, 2, 4]}}
+    plan = text_of(search_of(scenario_of(search=search), budget_s=60.0).plan())
+    assert plan.startswith("1 min 00 s: ") == bool(time)
+    assert plan.endswith(
+        "search.budget.trials counts configurations: at most 5 are compared, and scouts and confirmation runs come on "
+        "top"
+    )

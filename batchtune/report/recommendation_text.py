@@ -10,7 +10,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.report import tables, words
 from batchtune.report.findings import Marks, advice_of, labels, text_of
-from batchtune.report.run_tables import brief_labels
+from batchtune.report.run_tables import brief_labels, short_label
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Capacity, Compared, Recommendation
 from batchtune.tune.evidence.bracket import PREDICTION_RUNS
@@ -55,9 +55,9 @@ def print_answer(
     tables.print_text(*filter(None, (run, words.workload(scenario, chosen))))
     advice = f"{use_text(chosen)}{words.unconfirmed_text(chosen)}"
     tell("Recommended", " ".join(filter(None, (words.keep_sentence(chosen), advice))), bold=True)
-    gain, *figures = words.gain_paragraphs(chosen)
-    tell("Gain", gain, bold=True)
-    tell("", *figures)
+    first, then = (" ".join(part) for part in words.gain_parts(chosen))
+    tell("Gain", *filter(None, [first]), bold=True)
+    tell("", *filter(None, [then]))
     if whole:
         _print_contenders(chosen, marks)
     else:
@@ -273,8 +273,9 @@ def marks_texts(shown: Sequence[Recommendation | Compared], *, starred: bool = T
     figures that are prediction intervals, and, where they are `starred`, at configurations outside the search space."""
     defaults = next((own.defaults for own in shown if isinstance(own, Recommendation)), {})
     if defaults:
-        values = ", ".join(f"{name} {value}" for name, value in defaults.items())
-        yield f"{labels('references')['defaults']}: {values}."
+        known = " ".join(f"{name}={value}" for name, value in defaults.items() if value.isdecimal())
+        others = (f"threads {value}" for value in defaults.values() if not value.isdecimal())
+        yield f"{labels('references')['defaults']}: {' · '.join([short_label(known), *others])}."
     signs = {_sign(contender.capacity) for contender in shown if contender.capacity is not None}
     if "~" in signs:
         yield "~ is expected to be met: a share of a rate that was tried."

@@ -261,10 +261,10 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
         yield f"{capitalised(NO_DIFFERENCE)} from {reference_text(level.name)}."
 
 
-def gain_paragraphs(chosen: Recommendation) -> list[str]:
-    """Return the gains and the measured figures, which come first where they are a guess; at least one text."""
-    texts = [" ".join(gain_sentences(chosen)), figures_sentence(chosen)]
-    return [text for text in (reversed(texts) if is_guess(chosen) else texts) if text]
+def gain_parts(chosen: Recommendation) -> tuple[list[str], list[str]]:
+    """Return (sentences on gains, sentence on the measured figures); the figures first where they are a guess."""
+    gains, figures = [*gain_sentences(chosen)], [figures_sentence(chosen)]
+    return (figures, gains) if is_guess(chosen) else (gains, figures)
 
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
@@ -465,7 +465,8 @@ def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
     """State a limit of the SLO and how it was met: `p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4
     ms, …).`"""
     head = f"{limit_words(promise.name, promise.limit_s)}:"
-    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}{_missed_higher(chosen.capacity)}"
+    higher = _missed_higher(chosen.capacity) if chosen.confirmations == chosen.runs else ""
+    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}{higher}"
     worst = f"worst {value_words(promise.name, promise.worst_s)}"
     if not math.isfinite(promise.worst_s):
         worst = "in the worst run too many requests had no good answer"

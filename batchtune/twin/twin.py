@@ -267,7 +267,12 @@ class Twin:
         if rate_rps is not None:
             saturation = replicas * self.saturation_rps(batcher, traffic)
             if rate_rps > saturation:
-                completed_rps = estimate_of(played.throughput_rps).value  # as in the table
+                completed = played.throughput_rps
+                if traffic.rate_rps is not None:  # in the long run, as `long_run` states it
+                    saturated = [fit.saturation_rps(batcher, traffic) for fit in self.fits]
+                    saturations = replicas * np.array(saturated)
+                    completed = np.where(saturations < rate_rps, saturations, completed)
+                completed_rps = estimate_of(completed).value
                 extrapolations.append(coded("overload", rate_rps=rate_rps, completed_rps=completed_rps))
             elif rate_rps > NEAR_SATURATION * saturation:
                 figures = {"rate_rps": rate_rps, "near_ratio": NEAR_SATURATION, "saturation_rps": saturation}

@@ -49,14 +49,12 @@ Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
             recommended      2,210-2,250  9.21-9.39     3
             no batching          762-778  23.8-24.2     3  ×2.90 [2.80, 3.00]
             server defaults  1,480-1,520  11.9-12.1     3  ×1.49 [1.44, 1.54]
-            server defaults: max_batch_size 1000, batch_timeout_micros 0,
-            max_enqueued_batches 10, num_batch_threads one per CPU.
+            server defaults: size 1000 · 0 µs · queue 10 · threads one per CPU.
 SLO         p95 ≤ 50 ms: met in 3 of 3 confirmation runs (worst 9.39 ms, 81.2 %
             to spare).
-Why         Batching helps: in a typical run batches contain 13.6 rows on
-            average and take 6.05 ms; as many rows one by one take 17.7 ms;
-            87.2 % of the batches close because they are full: batching is worth
-            ×2.90 [2.80, 3.00].
+Why         Batching helps: in a typical run batches contain 13.6 rows and take
+            6.05 ms; as many rows one by one take 17.7 ms; 87.2 % of the batches
+            close because they are full: batching is worth ×2.90 [2.80, 3.00].
 Bottleneck  The device; batch threads execute 99.1 % of the time. Use a faster
             device, a smaller model or more replicas; larger batches would save
             little.
@@ -76,8 +74,7 @@ Gain        ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18]
             recommended       2,000           2,280  38.0-39.2     3
             no batching        ~522             700       30.0     1  ×3.53 [2.86, 4.37]
             server defaults  ~1,040           1,300       30.0     1  ×1.83 [1.54, 2.18]
-            server defaults: max_batch_size 1000, batch_timeout_micros 0,
-            max_enqueued_batches 10, num_batch_threads one per CPU.
+            server defaults: size 1000 · 0 µs · queue 10 · threads one per CPU.
             ~ is expected to be met: a share of a rate that was tried.
 """
 

@@ -46,8 +46,7 @@ no batching             no batching          ~522             700       30.0  ×
 server defaults*        server defaults    ~1,040           1,300       30.0  ×1.83 [1.54, 2.18]
 rule                    size 8 · 1000 µs   ~1,650           2,000       45.0     none measurable
 Columns that do not fit: p50 ms, limited by, p99 ms, runs; --json has them.
-server defaults: max_batch_size 1000, batch_timeout_micros 0,
-  max_enqueued_batches 10, num_batch_threads one per CPU.
+server defaults: size 1000 · 0 µs · queue 10 · threads one per CPU.
 ~ is expected to be met: a share of a rate that was tried.
 * outside the search space: no candidate.
 

@@ -223,7 +223,7 @@ def test_a_models_own_batching_lies_over_what_is_fixed() -> None:
 @pytest.mark.parametrize(
     ("batching", "words"),
     [
-        ("max_batch_size: 0", "target.models.1.batching: input_batch_size_limit must be positive; was 0"),
+        ("max_batch_size: 0", "target.models.1.batching: max_batch_size must be positive; was 0"),
         ("max_batchsize: 4", "target.models.1.batching: unknown batching parameter 'max_batchsize'"),
         ("num_batch_threads: 4", "target.models.1.batching.num_batch_threads: all models share it"),
     ],

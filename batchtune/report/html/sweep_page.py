@@ -336,9 +336,8 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
 
 
 def _gain(chosen: Recommendation) -> Fact:
-    gains, figures = [*words.gain_sentences(chosen)], [words.figures_sentence(chosen)]
-    gains = gains or ["Nothing to compare with."]
-    first, *others = figures + gains if words.is_guess(chosen) else gains + figures
+    part, then = words.gain_parts(chosen)
+    first, *others = [*(part or ["Nothing to compare with."]), *then]
     return Fact(
         question="What does it gain?",
         headline=first.removesuffix("."),

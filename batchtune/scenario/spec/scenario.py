@@ -433,7 +433,7 @@ class Scenario(Spec):
         try:
             own.configuration(shared)
         except BatchingParametersError as error:
-            raise problem(error.message, hint=error.hint, at=path) from error
+            raise problem(self._in_its_words(error.message), hint=error.hint, at=path) from error
 
     def _check_objective(self) -> None:
         match self.objective:

@@ -23,7 +23,7 @@ from batchtune.report.words import (
     bottleneck_sentence,
     confidence_sentence,
     figures_sentence,
-    gain_paragraphs,
+    gain_parts,
     promise_sentence,
     unconfirmed_text,
 )
@@ -218,12 +218,13 @@ def test_where_every_confirmation_run_missed_a_guess_is_stated_first_with_what_w
     assert [(promise.kept, promise.runs) for promise in answer.promises] == [(0, 3)]
     assert answer.capacity is not None
     assert (answer.capacity.held, answer.capacity.missed, answer.capacity.refuted_rps) == (0, 3, 153.0)
-    first, *others = gain_paragraphs(answer)
+    (first,), others = gain_parts(answer)
     assert first == (
         f"Capacity {rounded(answer.capacity.held_rps)}/s is a guess, "
         f"{percentage(answer.capacity.held_rps / 153.0)} of 153/s: all 3 confirmation runs missed the SLO, at 153/s or "
         "more; runs of the search met it at 120-154/s."
     )
+    assert others
     assert all("if that guess holds" in text for text in others)
     assert unconfirmed_text(answer) == " (not confirmed: confirmation runs missed the SLO)"
     confidence = confidence_sentence(answer)
@@ -379,3 +380,19 @@ def test_errors_nearest_to_their_limit_are_the_promise_and_the_bottleneck() -> N
     by_latency = recommend([*held, *late], scenario=SCENARIO).bottleneck
     assert by_latency is not None
     assert by_latency.kind != "errors"
+
+
+def test_misses_at_higher_rates_are_not_told_twice_where_they_are_among_the_runs() -> None:
+    trials = [
+        at_rate(1, 100.0, 10.0),
+        at_rate(2, 110.0, 10.0),
+        at_rate(3, 105.0, 30.0, source="confirm"),
+        at_rate(4, 95.0, 30.0, source="confirm"),
+        at_rate(5, 50.0, 10.0, source="confirm"),
+    ]
+    answer = recommend(trials, scenario=SCENARIO)
+    assert answer.capacity is not None
+    assert (answer.capacity.refuted_rps, answer.capacity.missed_higher) == (None, 2)
+    (promise,) = answer.promises
+    assert "higher rate" not in promise_sentence(promise, answer)
+    assert "no confirmation run met the SLO at 87/s or more, and 2 missed it" in confidence_sentence(answer)

@@ -451,7 +451,7 @@ class CapacitySearch(Search):
     def _next_rate(self, top: Contender) -> float:
         is_curved = self.trusts_curve and self.curve.is_known and top.configuration.batching is not None
         most_rps = LEVEL * self.curve.most_rps(top.configuration) if is_curved else math.inf
-        belief_rps, streams = self._belief(top), self.scenario.streams
+        belief_rps, streams = self._belief(top), self._streams
         return next_rate(top.bracket, self.limits, belief_rps=belief_rps, most_rps=most_rps, streams=streams)
 
     def _untried_near(self, top: Contender, taken: set[Contender], *, widely: bool) -> Contender | None:

@@ -83,11 +83,6 @@ class Contender:
         return 2 * self.failures >= max(len(self.runs), 1)
 
     @property
-    def source(self) -> Source:
-        """The first source that proposed the contender."""
-        return self.sources[0]
-
-    @property
     def simplicity(self) -> tuple[int, int, int]:
         """Sort key (kind, rows, threads), lowest for the simplest to deploy; kind: no batching, then the defaults, then
         any other."""
@@ -105,6 +100,7 @@ class Contenders:
     def __init__(self, scenario: Scenario, *, alone: str = "") -> None:
         self._scenario = scenario
         self._space = Space(scenario)
+        self._bars_points = bool(scenario.target.models) or not scenario.sizes_batches
         axes = {name: list(knob.values) for name, knob in scenario.axes.items()}
         self.values: dict[str, list[Any]] = {
             name: values for name, values in axes.items() if not alone or _model(name) in ("", alone)
@@ -138,7 +134,7 @@ class Contenders:
 
     def is_barred(self, contender: Contender) -> bool:
         """Whether a contender's batches would run out of memory, judged by the sizes or points that ran out of it."""
-        if (self._scenario.target.models or not self._scenario.sizes_batches) and contender.point is not None:
+        if self._bars_points and contender.point is not None:
             return is_beyond_memory(contender.point, self.beyond_memory)
         return contender.configuration.batching is not None and contender.rows >= self.ceiling_rows
 
@@ -441,6 +437,7 @@ class Space:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._axes = scenario.axes
+        self._streams = scenario.streams
         self._defaults = server_defaults(scenario.target.cpus, scenario.dialect)
         self._usual = self._defaults | scenario.target.in_house_words(scenario.target.defaults)
         self._unbatched = _sent_unbatched(scenario)
@@ -487,7 +484,7 @@ class Space:
                 if isinstance(number, int | float) and not isinstance(number, bool)
             ]
             near = numbers and isinstance(value, int | float)
-            first = numbers[len(numbers) // 2] if numbers and self._scenario.streams else knob.values[0]
+            first = numbers[len(numbers) // 2] if numbers and self._streams else knob.values[0]
             point[name] = min(numbers, key=lambda number: abs(number - value)) if near else first
         return point
 

@@ -255,7 +255,7 @@ class FixedLoadSearch(Search):
         is_known = self.curve.knows_threads or one_thread or self._clients is None
         if len(self.curve.rows_read) < 2 or not is_known:
             at_once, ends = self._sizes()  # with these the curve decides which comes next
-            return [*(c for c in first if c.source in REFERENCES), *at_once, *first, *ends]
+            return [*(c for c in first if c.sources[0] in REFERENCES), *at_once, *first, *ends]
         self._ask_curve()
         most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)
         likely = [c for c in first if not (self.trusts_curve and c.hope < most + math.log(HOPELESS))]

@@ -113,6 +113,7 @@ class Search(ABC):
         self.rule: RuleAnswer | None = None
         self._lone = one_by_one(scenario)
         self._rows = scenario.request.rows_most
+        self._streams = scenario.streams
         self._is_attached = scenario.target.attached
         self._answer_limits = self.limits if self.of_models else scenario.slo.e2e_limits()
         self._limit_s = min(self._answer_limits.values(), default=math.inf)
@@ -461,7 +462,7 @@ class Search(ABC):
         return TrialRequest(
             models=self._apart,
             configuration=contender.configuration,
-            source=source or contender.source,
+            source=source or contender.sources[0],
             reason=reason,
             point=contender.point,
             **load,  # type: ignore[arg-type]

@@ -325,7 +325,7 @@ class PredictRequests:
     """
 
     def __init__(self) -> None:
-        self._templates: Memo[int, _Templates] = Memo(512)  # by length
+        self._templates: Memo[int, list[_Template | None]] = Memo(512)  # by length
         self._plans: Memo[tuple[Any, ...], PredictPlan] = Memo(512)
 
     def decode(self, message: bytes) -> tuple[PredictPlan, dict[str, NDArray[Any]] | None, Any]:
@@ -340,14 +340,16 @@ class PredictRequests:
                 thousands of inputs.
         """
         known = self._templates.get(len(message))
-        if known is not None:
-            for template in known.templates:
-                inputs = template.match(message)
-                if inputs is not None:
-                    return template.plan, inputs, None
+        for template in known or ():
+            if template is not None and (inputs := template.match(message)) is not None:
+                return template.plan, inputs, None
         return self._parse(message, known)
 
-    def _parse(self, message: bytes, known: _Templates | None) -> tuple[PredictPlan, None, Any]:
+    def _parse(self, message: bytes, known: list[_Template | None] | None) -> tuple[PredictPlan, None, Any]:
+        """Parse a message that no template fits, and add its own to `known`, the templates of its length.
+
+        None stands there for a message of which no template can be made: at most 8 are tried.
+        """
         # A message of so many bytes has at most 8,192 fields, which protobuf reads in 2 ms.
         uncounted_bytes_max = 1 << 14
         if len(message) > uncounted_bytes_max and _has_too_many_fields(message):
@@ -359,10 +361,11 @@ class PredictRequests:
         except DecodeError as error:
             raise StatusError("INTERNAL", f"Failed to parse the PredictRequest: {error}") from error
         plan = self._plan(request)
-        if known is not None:
-            known.learn(message, request, plan)
-        else:
-            self._templates.keep(len(message), _Templates())
+        templates_per_length = 8
+        if known is None:
+            self._templates.keep(len(message), [])
+        elif len(known) < templates_per_length:
+            known.append(_make_template(message, request, plan))
         return plan, None, request
 
     def _plan(self, request: Any) -> PredictPlan:
@@ -429,28 +432,6 @@ def decode_inputs(request: Any) -> dict[str, NDArray[Any]]:
             )
         inputs[name] = array
     return inputs
-
-
-class _Templates:
-    """The templates of messages of one length: at most 8, made of the first that fit no earlier one."""
-
-    __slots__ = ("_attempts", "templates")
-
-    def __init__(self) -> None:
-        self.templates: list[_Template] = []
-        self._attempts = 0
-
-    def learn(self, message: bytes, request: Any, plan: PredictPlan) -> None:
-        """Add a template of a message that fitted no template, unless there have been 8 such messages already.
-
-        request: the parsed message. No template is made where values are not plain bytes or literals are too long.
-        """
-        templates_per_length = 8
-        if self._attempts < templates_per_length:
-            self._attempts += 1
-            template = _make_template(message, request, plan)
-            if template is not None:
-                self.templates.append(template)
 
 
 class _Template:

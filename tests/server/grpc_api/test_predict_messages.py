@@ -169,7 +169,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
         warm.decode(encode_predict_request(f"{number:03}", "", {"x": np.zeros(9, np.float32)}))
     assert len(warm._templates) <= 512
     assert len(warm._plans) <= 512
-    assert all(len(known.templates) <= 8 for known in warm._templates.values())
+    assert all(len(known) <= 8 for known in warm._templates.values())
 
 
 @pytest.mark.parametrize("as_content", [False, True])

@@ -7,7 +7,7 @@ natural logs; the service time is a first curve, with a factor at each of a few 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -301,7 +301,7 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
     crowding_s = _crowding_s(runs, serial=serial, contention=contention)
     first = _guessed_times(runs)
     if timed:
-        first = _told_times(runs, _Slower(serial=serial, contention=contention, crowding_s=crowding_s))
+        first = _told_times(runs, _times_alone(serial=serial, contention=contention, crowding_s=crowding_s))
     anchors_max = 6
     if anchors is None:
         low, high = math.log2(max(first.rows[0], 1.0)), math.log2(max(first.rows[-1], 1.0))
@@ -324,25 +324,28 @@ def law_of(runs: Sequence[FitRun], *, serial: bool, anchors: NDArray[np.float64]
     return Law(serial=serial, first=first, anchors=anchors, start=start, sd=sd, length=runs[0].length)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slower:
-    """What makes an execution longer than one alone on the device: other batches, and requests of an open loop."""
+_Alone = Callable[[FitRun], list[tuple[float, float, float]]]
 
-    serial: bool
-    contention: float
-    crowding_s: float
 
-    def alone(self, run: FitRun) -> list[tuple[float, float, float]]:
-        """Return a run's execution times as they would be alone on the device: (rows, seconds, number of batches)."""
-        crowded = crowding(self.crowding_s, run.rate_rps)
-        if self.serial:
+def _times_alone(*, serial: bool, contention: float, crowding_s: float) -> _Alone:
+    """Return a function that gives a run's execution times as they would be alone on the device: (rows, seconds, number
+    of batches).
+
+    Other batches there make them longer, by `contention` or one by one (`serial`); so do requests of an open loop.
+    """
+
+    def alone(run: FitRun) -> list[tuple[float, float, float]]:
+        crowded = crowding(crowding_s, run.rate_rps)
+        if serial:
             times = (
                 (rows, max(seconds - run.waits_s, 0.3 * seconds), count) for rows, seconds, count in run.timed
             )
         else:
-            slower = 1.0 + self.contention * (run.executing - 1.0)
+            slower = 1.0 + contention * (run.executing - 1.0)
             times = ((rows, seconds / slower, count) for rows, seconds, count in run.timed)
         return [(rows, seconds / crowded, count) for rows, seconds, count in times]
+
+    return alone
 
 
 def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
@@ -357,7 +360,7 @@ def _contention(runs: Sequence[FitRun]) -> tuple[float, float]:
     alone = [run for run in alone if run.traffic.closed] or alone
     candidates = np.linspace(0.0, 1.5, 31)
     off = [
-        _disagreement(alone, judged, _Slower(serial=False, contention=float(contention), crowding_s=0.0))
+        _disagreement(alone, judged, _times_alone(serial=False, contention=float(contention), crowding_s=0.0))
         for contention in candidates
     ]
     known_contention_sd = 0.3
@@ -374,7 +377,7 @@ def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> f
         return crowding_start_s
     off = [
         _disagreement(
-            closed, opened, _Slower(serial=serial, contention=contention, crowding_s=float(crowding_s))
+            closed, opened, _times_alone(serial=serial, contention=contention, crowding_s=float(crowding_s))
         )
         / THROUGHPUT_BETWEEN_SD**2
         + (math.log(crowding_s / crowding_start_s) / _SPREAD) ** 2
@@ -383,21 +386,21 @@ def _crowding_s(runs: Sequence[FitRun], *, serial: bool, contention: float) -> f
     return float(candidates_s[np.argmin(off)])
 
 
-def _disagreement(witnesses: Sequence[FitRun], judged: Sequence[FitRun], slower: _Slower) -> float:
+def _disagreement(witnesses: Sequence[FitRun], judged: Sequence[FitRun], alone: _Alone) -> float:
     """Sum over the judged runs of the squared mean log ratio of execution times, as if alone, to a curve.
 
     The curve is fitted to the runs `witnesses`; without any, to the judged ones.
     """
-    curve = fit_service_time([entry for run in witnesses or judged for entry in slower.alone(run)])
+    curve = fit_service_time([entry for run in witnesses or judged for entry in alone(run)])
     total = 0.0
     for run in judged:
-        rows, times, counts = np.array(slower.alone(run)).T
+        rows, times, counts = np.array(alone(run)).T
         expected = curve.tau_s(int(rows.max()))[rows.astype(np.intp)]
         total += float(np.average(np.log(times / expected), weights=counts)) ** 2
     return total
 
 
-def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
+def _told_times(runs: Sequence[FitRun], alone: _Alone) -> ServiceTime:
     """Fit τ to the server's histograms, the most reliable runs first.
 
     Closed loops with one batch at a time are most reliable; then open loops, whose requests slow the execution down;
@@ -408,7 +411,7 @@ def _told_times(runs: Sequence[FitRun], slower: _Slower) -> ServiceTime:
     witnesses: list[list[tuple[float, float, float]]] = [[], [], []]
     for run in runs:
         place = 2 if run.executing > ALONE else 0 if run.traffic.closed else 1
-        entries = slower.alone(run)
+        entries = alone(run)
         tiers[place] += entries
         witnesses[place] += _witnesses(entries)
     known = witnesses[0] or tiers[0]

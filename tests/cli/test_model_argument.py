@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from batchtune.cli.app import app
 from batchtune.cli.arguments.load_request import LoadRequest, refuse_range
 from batchtune.cli.arguments.overrides import kind_of, model_of, request_overrides
+from batchtune.cli.commands import doctor
 from batchtune.cli.commands.init_model import run_init_model
 from batchtune.cli.commands.model_scenario import (
     Command,
@@ -430,8 +431,9 @@ def test_a_server_of_kserves_protocol_is_told_from_one_of_tensorflows() -> None:
 
 
 def test_a_tritons_address_is_attached_to_and_init_writes_that_scenario(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(doctor, "WINDOW_S", 0.0)
     with FakeTriton() as server:
         server.pages["/v2"] = (200, {"name": "triton", "extensions": ["model_repository"]})
         address = f"127.0.0.1:{server.rest_port}/m"

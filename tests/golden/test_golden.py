@@ -23,6 +23,7 @@ import pytest
 from batchtune.archive.listing import kind_by_trials
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
+from batchtune.cli.commands import ask_twin
 from batchtune.cli.commands.report import write_report
 from batchtune.report.comparison import print_comparison, print_noise, variant_line
 from batchtune.report.live_view import trial_line
@@ -32,7 +33,7 @@ from batchtune.scenario.reader import parse_scenario, read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
 from tests.cli.in_process import answered
-from tests.cli.test_twin import recorded
+from tests.cli.test_twin import calibrated_once, recorded
 from tests.report.pages import (
     BUSY_CLIENT,
     STEAL,
@@ -152,8 +153,9 @@ def test_a_noise_floor_reads_as_before(tmp_path: Path) -> None:
     )
 
 
-def test_the_twin_reads_as_before(tmp_path: Path) -> None:
+def test_the_twin_reads_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are drawn: only the words and the form are held."""
+    monkeypatch.setattr(ask_twin, "calibrate", calibrated_once)
     run = recorded(tmp_path / "results", scenario_of())
     path = f"results/{run.path.parent.name}/{run.path.name}"
     words = [

@@ -177,8 +177,14 @@ def test_the_reader_ends_with_its_block_and_when_a_server_ends():
     assert len(reader.readings) <= 1
 
 
+@pytest.fixture(scope="module")
+def lone_worker():
+    with LoadFleet() as fleet:
+        yield fleet
+
+
 @pytest.mark.parametrize("arrivals", [ClosedLoop(concurrency=2, duration_s=0.1), evenly(400, 0.1)])
-def test_a_fleet_sends_to_each_server_in_its_turns_alone(arrivals):
+def test_a_fleet_sends_to_each_server_in_its_turns_alone(lone_worker, arrivals):
     """What a request costs is made up: 1 s of one server, 3 s of the other. A host that stands still may spoil a duet."""
 
     async def answer(_number: int, transport: asyncio.Transport) -> None:
@@ -188,11 +194,11 @@ def test_a_fleet_sends_to_each_server_in_its_turns_alone(arrivals):
     plan = DuetPlan(
         turn_ns=25 * MS_NS, gap_ns=25 * MS_NS, order=tuple(server for order in orders for server in order)
     )
-    with ScriptedHttp(answer) as left, ScriptedHttp(answer) as right, LoadFleet() as fleet:
+    with ScriptedHttp(answer) as left, ScriptedHttp(answer) as right:
         jobs = [a_job("rest", server.port, arrivals) for server in (left, right)]
         for _ in range(20):
             clocks = [lambda: 1.0 * left.count, lambda: 3.0 * right.count]
-            if costs := run_duet(fleet, jobs, plan, clocks):
+            if costs := run_duet(lone_worker, jobs, plan, clocks):
                 break
     assert costs
     assert all(cost == pytest.approx((1.0, 3.0)) for cost in costs)

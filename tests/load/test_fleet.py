@@ -31,12 +31,6 @@ async def answer(_number: int, transport: asyncio.Transport) -> None:
     transport.write(http_answer())
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[LoadFleet]:
-    with LoadFleet(processes=2) as started:
-        yield started
-
-
 @pytest.fixture
 def server() -> Iterator[ScriptedHttp]:
     with ScriptedHttp(answer) as started:

@@ -52,9 +52,11 @@ def test_requests_go_to_the_endpoints_in_turn_however_many_workers_send() -> Non
 
 
 @pytest.mark.parametrize("arrivals", [evenly(500, 0.2), closed(4, 100)], ids=["open loop", "closed loop"])
-def test_each_replica_is_sent_its_share_and_its_answers_are_told_apart(arrivals: Any) -> None:
+def test_each_replica_is_sent_its_share_and_its_answers_are_told_apart(
+    fleet: LoadFleet, arrivals: Any
+) -> None:
     bodies = tuple(b"%d" % number for number in range(4))
-    with ScriptedHttp(answer) as good, ScriptedHttp(refuse) as bad, LoadFleet(processes=2) as fleet:
+    with ScriptedHttp(answer) as good, ScriptedHttp(refuse) as bad:
         job = a_job("rest", 1, arrivals, requests=requests_for("rest", bodies=bodies))
         samples = fleet.run(replace(job, replicas=at(good.port, bad.port)))
     assert len(samples) == 100

@@ -162,6 +162,7 @@ def test_a_faithful_twin_is_relied_on(serial_twin: Twin) -> None:
     assert "mean error was" in accuracy_text(serial_twin)
 
 
+@pytest.mark.slow
 def test_without_the_only_one_that_shows_the_largest_batches_the_rest_is_not_put_to_the_test() -> None:
     device = device_of(serial=True)
     usual = probes(device)
@@ -222,6 +223,7 @@ def test_the_same_seed_gives_the_same_twin() -> None:
     assert calibrate(observations, seed=4) != calibrate(observations, seed=5)
 
 
+@pytest.mark.slow
 def test_repeats_make_surer_but_never_surer_than_runs_differ() -> None:
     once = probes(device_of(serial=True), noise=0.0)
     few = calibrate(once)

@@ -13,6 +13,7 @@ from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.commands.ask_twin import asked_configurations, asked_values, notes_on
 from batchtune.cli.commands.compare import run_compare, run_noise
 from batchtune.errors import UsageError
+from tests.cli.in_process import answered
 from tests.cli.test_cli import batchtune
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
 
@@ -42,23 +43,12 @@ def pair(folder: Path, server: FakeTriton, *more: str) -> Path:
     return path
 
 
-def test_variants_are_compared_on_one_attached_server(
-    server: FakeTriton, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = run_compare(
-        pair(tmp_path, server),
-        [],
-        baseline=None,
-        blocks=1,
-        max_regress=[],
-        results=tmp_path / "results",
-        json=True,
-        quiet=True,
-    )
-    document = json.loads(capsys.readouterr().out)
-    assert code in MAY_BE_NOISY
+def test_variants_are_compared_on_one_attached_server(server: FakeTriton, tmp_path: Path) -> None:
+    done = answered("compare", pair(tmp_path, server), "--blocks", "1", "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode in MAY_BE_NOISY, done.stderr
+    document = json.loads(done.stdout)
     assert [one["failure"] for one in document["variants"]] == [None, None]
-    run = open_run(Path(document["run"]))
+    run = open_run(tmp_path / document["run"])
     labels = {trial.reason: trial.configuration.label() for trial in run.ledger()}
     assert labels == {
         "without": "no batching instance_group.count=1",

@@ -288,7 +288,7 @@ def test_a_resumed_sweep_goes_on_where_it_stood_wherever_it_was_cut(objective):
     """The trials are the only state: one that never stopped asks the same after the same trials."""
     scenario = asked(objective, time="20s")
     whole = run(scenario, law=Law())
-    for cut in range(1, len(whole), max(len(whole) // 4, 1)):
+    for cut in range(1, len(whole), max(len(whole) // 2, 1)):
         resumed = run(scenario, law=Law(), finished=whole[:cut])
         assert resumed[0].number == cut + 1
         assert resumed[0].configuration == whole[cut].configuration

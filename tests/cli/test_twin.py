@@ -269,6 +269,7 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     )
 
 
+@pytest.mark.slow
 def test_a_plan_is_for_the_configuration_that_is_recommended_for_its_slo(ask: Ask, tmp_path: Path) -> None:
     """At 4,000/s p95 of 16 rows is above 5 ms, at 300/s that of 4 rows is not."""
     load = {"arrivals": "poisson", "warm_up": "200ms", "duration": "2s"}

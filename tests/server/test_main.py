@@ -246,6 +246,7 @@ def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = [
@@ -398,6 +399,7 @@ def test_while_a_model_is_waited_for_another_s_requests_are_answered_at_sigterm(
         assert server.stop(0) == 0
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_list_of_models_can_be_mended_while_it_is_waited_for(tmp_path: Path) -> None:
     write_emulated(tmp_path / "m")
     config = tmp_path / "models.config"

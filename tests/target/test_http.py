@@ -239,7 +239,13 @@ def test_a_wrong_app_ends_a_sweep_before_a_running_server_is_changed(
     ("environment", "path", "said"),
     [
         pytest.param({}, "/no-such", "correct target.set.request.url", id="first"),
-        pytest.param({"SIZE": "1"}, "/no-such", "correct target.set.request.url", id="as-found-first"),
+        pytest.param(
+            {"SIZE": "1"},
+            "/no-such",
+            "correct target.set.request.url",
+            id="as-found-first",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"MOST": "0"}, "/parameters", "size is not licensed", id="takes-none"),
     ],
 )
@@ -961,6 +967,7 @@ def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothin
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
 
 
+@pytest.mark.slow
 def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_had(
     running: str, tmp_path: Path
 ) -> None:
@@ -980,7 +987,7 @@ def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
 
 
-@pytest.mark.parametrize("size", [9, 1])
+@pytest.mark.parametrize("size", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
     running: str, tmp_path: Path, size: int
 ) -> None:

@@ -17,7 +17,8 @@ from batchtune.report.findings import Marks, labels, text_of
 from batchtune.report.live_view import measured_load, trial_line
 from batchtune.report.words import Fact
 from batchtune.tune.compare.blocks import Variant, comparison_seconds, is_most, run_seconds
-from batchtune.tune.compare.result import HARDLY, BatchingAnswer, Comparison, Pair, VariantFigures
+from batchtune.tune.compare.result import BatchingAnswer, Comparison, Pair, VariantFigures
+from batchtune.tune.evidence.bracket import LEVEL
 from batchtune.tune.trials.pace import Pace, times_of
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -349,9 +350,9 @@ def _p95(figures: VariantFigures) -> str:
 
 
 def makes_no_difference(answer: BatchingAnswer) -> bool:
-    """Whether the difference that batching makes is not measurable, and its interval lies within ±HARDLY, a share."""
+    """Whether the difference that batching makes is not measurable, and its interval lies within a factor of LEVEL."""
     ratio, is_open = answer.pair.ratio, answer.helps == "not distinguishable"
-    return is_open and ratio is not None and ratio.low > 1.0 - HARDLY and ratio.high < 1.0 + HARDLY
+    return is_open and ratio is not None and ratio.low > 1.0 / LEVEL and ratio.high < LEVEL
 
 
 def comparison_rows(comparison: Comparison, marks: Marks) -> list[list[str]]:

@@ -49,7 +49,7 @@ from batchtune.tune.loader import (
     Target,
 )
 from batchtune.tune.one_capacity import find_capacity
-from batchtune.tune.trials.pace import PROBE_WARM_UP_S, Pace, RunTimes, times_of
+from batchtune.tune.trials.pace import PROBE_WARM_UP_S, RUN_BATCHES, Pace, RunTimes, times_of
 from batchtune.tune.trials.trial import (
     NO_CANDIDATES,
     FinishedTrial,
@@ -278,10 +278,9 @@ class Bench:
         known = self._answered_with
         if known is None:
             return
-        answer_limit_s, lone_answers = 5.0, 4.0  # Seconds, and answers of the server when it was idle.
         lone_s = 0.0 if plan.pace is None else plan.pace.lone_s
         wait_s = float(known.in_force("batch_timeout_micros") or 0) / 1e6
-        limit_s = max(answer_limit_s, lone_answers * lone_s) + wait_s
+        limit_s = PATIENCE * max(1.0, lone_s) + wait_s
         where = f"the server at {self._target.endpoint.rest_url} stopped answering"
         hint = "start the server again, then go on"
         try:
@@ -489,14 +488,13 @@ class _ModelBench:
         return should_stop if self._together is None else self._together.ends(should_stop)
 
     def _with_enough_answers(self, plan: Plan, run: LoadRun, figures: Figures) -> Figures:
-        """Figures of a lone client with at least five answers.
+        """Figures of a lone client with at least RUN_BATCHES answers.
 
-        Where it got fewer, the client runs once more for longer, unless 8 s are too short for two answers.
+        Where it got fewer, the client runs once more for longer, unless PATIENCE seconds are too short for two answers.
         """
-        enough_answers, most_s = 5, 8.0
         latency_s = figures.measurement.latency_s["p50"].value
-        enough_s = min(enough_answers * latency_s, most_s)
-        if figures.measurement.requests >= enough_answers or not 2.0 * latency_s <= enough_s:
+        enough_s = min(RUN_BATCHES * latency_s, PATIENCE)
+        if figures.measurement.requests >= RUN_BATCHES or not 2.0 * latency_s <= enough_s:
             return figures
         longer = replace(
             run, arrivals=ClosedLoop(concurrency=1, duration_s=enough_s), warm_up_s=0.0, whole=True
@@ -548,7 +546,7 @@ class _ModelBench:
             error_ratio=self.scenario.slo.error_ratio,
             warm_up_s=warm_up_s,
             rate_rps=plan.request.rate_rps,
-            requests_per_batch=max(1.0, 0.5 * batch_requests_max),
+            requests_per_batch=max(1.0, batch_requests_max / 2),
             batch_rows_max=batch_requests_max,
         )
 
@@ -607,7 +605,7 @@ def _hopeless(arrivals: Arrivals, *, warm_up_s: float) -> Callable[[LiveAggregat
         return None
     total = len(arrivals.due_ns)
     # An open loop ends when this share of its time is over and this share of all its requests is far beyond the
-    # SLO.
+    # SLO (fixed_load.py).
     hopeless_ratio = 0.25
     enough_s = warm_up_s + hopeless_ratio * (arrivals.duration_s - warm_up_s)
 

@@ -29,13 +29,15 @@ from batchtune.scenario.spec.workload import transport_of
 from batchtune.system import schedulable_cpus
 from batchtune.target.endpoint import Endpoint, replicas_of
 from batchtune.target.telemetry import Counters, ServerActivity, activity
+from batchtune.tune.trials.pace import WARM_UP_BATCHES
 from batchtune.wire.signature import Signature
 
 REPEATS_MAX = 2
 """How often a run is repeated at most when noise of the host or a slow client spoilt it."""
 
 PATIENCE = 10.0
-"""When a run has ended, answers are waited for this many times the SLO's largest latency limit."""
+"""When a run has ended, answers are waited for this many times the SLO's largest latency limit, a server's rest for as
+many looks, and a lone answer for as many seconds (noisy.py, host harsh)."""
 
 
 class Served(Protocol):
@@ -409,19 +411,18 @@ class Loader:
     def _settle(self, load: LoadRun, during: ServerActivity | None) -> None:
         """Wait until the server has worked off requests that were given up, so that they do not slow the next trial.
 
-        The server is idle when its counters do not move between two looks. These are at least 1.5 executions of its
+        The server is idle when its counters do not move between two looks. These are WARM_UP_BATCHES executions of its
         longest batch apart (of those executed `during` the load or since: an overflowed queue makes far larger batches
-        than were expected), since within a batch a slow server seems idle. After 10 s, but 20 looks, nothing more is
-        waited for.
+        than were expected), since within a batch a slow server seems idle. After PATIENCE looks, and as many seconds,
+        nothing more is waited for.
         """
-        step_min_s = 0.1 if self._outruns_metrics(load) else max(0.1, self._metrics_every_s)
-        step_batches, limit_s, looks_min = 1.5, 10.0, 20
+        step_min_s = max(0.1, 0.0 if self._outruns_metrics(load) else self._metrics_every_s)
         before, _ = self._counters(load)
         longest_s = max(load.batch_s, 0.0 if during is None else _longest_batch_s(during))
         waited_s, by_cpu_only = 0.0, False
         while True:
-            step_s = max(step_min_s, step_batches * longest_s)
-            if waited_s >= max(limit_s, looks_min * step_s):
+            step_s = max(step_min_s, WARM_UP_BATCHES * longest_s)
+            if waited_s >= PATIENCE * max(step_s, 1.0):
                 self._cpu_tells_rest = self._cpu_tells_rest and not by_cpu_only  # one that never sleeps
                 return
             self._sleep(step_s)
@@ -468,16 +469,13 @@ class LoadGroup:
         """Wait until every load is ready, then watch the host; raises NotLoadedError where another load failed, or is
         not ready within 120 s."""
         self._cpus = cpus
-        # How long one load waits for the others' requests to be encoded, and asked alone where answers are
-        # expected.
-        ready_limit_s = 120.0
-        _wait(self._first, ready_limit_s)
+        _wait(self._first)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
         """Wait until every load has ended, and return the noise of the host from the first to the last; raises
         NotLoadedError where another load failed."""
         self._client_cpu_s.append(client_cpu_s)
-        _wait(self._last, None)
+        _wait(self._last)
         return self._noise
 
     def abort(self) -> None:
@@ -509,9 +507,9 @@ class LoadGroup:
         self._noise = self._guard.end(server_cpu_s=server_cpu_s, client_cpu_s=client_cpu_s)
 
 
-def _wait(barrier: threading.Barrier, limit_s: float | None) -> None:
+def _wait(barrier: threading.Barrier) -> None:
     try:
-        barrier.wait(limit_s)
+        barrier.wait()
     except threading.BrokenBarrierError as error:
         raise NotLoadedError("not loaded, because the load of another model failed") from error
 
@@ -534,9 +532,7 @@ def _window(load: LoadRun, samples: Samples, *, interrupted: bool = False) -> Wi
 
 def _is_long_enough(samples: Samples, window: Window) -> bool:
     """Whether the part of an interrupted load that counts has a second and ten requests."""
-    shortest_s, fewest_requests = 1.0, 10
-    requests = int(np.count_nonzero(window.holds(samples.due_ns)))
-    return window.seconds >= shortest_s and requests >= fewest_requests
+    return window.seconds >= 1.0 and int(np.count_nonzero(window.holds(samples.due_ns))) >= 10
 
 
 def _longest_batch_s(moved: ServerActivity) -> float:

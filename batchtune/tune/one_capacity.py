@@ -12,22 +12,22 @@ from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.evidence.bracket import OPEN, Bracket, BracketRun, next_rate, runs_of
+from batchtune.tune.evidence.bracket import LOOP_SHARE, OPEN, Bracket, BracketRun, exceeds, next_rate, runs_of
 from batchtune.tune.loader import Figures
-from batchtune.tune.trials.pace import Pace, clients_to_fill, times_of
+from batchtune.tune.trials.pace import LONG_SHARE, REQUESTS, RUN_BATCHES, Pace, clients_to_fill, times_of
 from batchtune.tune.trials.trial import Trial, TrialRequest
 
 BURST_S, CLIENTS_MAX = 1.0, 256
 """Measured part of the closed loop, at least, and its clients, at most: where a full batch needs more, its throughput
-is no upper end of the bracket."""
+is no upper end of the bracket (tests/tune/test_one_capacity.py)."""
 
 
 LEAST = 0.05
-"""Share of the first rate below which the search ends, though none was held."""
+"""Share of the first rate below which the search ends, though none was held (live_capacity.py)."""
 
 SEARCH_S = 45.0
 """A search ends after this time, of a slow server after that of six closed loops: sooner there are too few loads for a
-bracket."""
+bracket (live_capacity.py)."""
 
 
 def find_capacity(
@@ -58,9 +58,9 @@ def find_capacity(
         if rate_rps is None or (bracket.open_runs and now_s() >= ends_s):
             return bracket, _telling(tried, bracket)
         batch_s = times_of(pace, scenario, configuration, rate_rps=rate_rps).batch_s
-        # 1,000 requests within a twelfth of the search; in any case four batches and requests: fewer show no queue.
-        usual_s = max(min(scenario.load.duration_s, 2.0), 1000 / rate_rps)
-        seconds = max(min(usual_s, search_s / 12), 4 * batch_s, 4 / rate_rps)
+        # REQUESTS within a share of the search; in any case so many batches and requests that a queue shows.
+        usual_s = max(min(scenario.load.duration_s, 2.0), REQUESTS / rate_rps)
+        seconds = max(min(usual_s, LONG_SHARE * search_s), RUN_BATCHES * max(batch_s, 1 / rate_rps))
         ask = replace(plain, rate_rps=rate_rps, duration_s=seconds)
 
 
@@ -77,16 +77,17 @@ def probed_rate(bracket: Bracket, limits: Mapping[str, float], *, streams: bool 
 
     `limits`: quantile name -> the latency limit in seconds. `streams`: the server batches continuously (`next_rate`).
     """
-    # Of what the closed loop answers, the first rate.
-    first_rps = 0.7 * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
+    first_rps = (
+        LOOP_SHARE * max((run.answered_rps for run in bracket.runs if run.clients), default=0.0) or 1.0
+    )
     tried = [run.rate_rps for run in bracket.open_runs if run.rate_rps is not None]
     if not tried:
         return first_rps
     if not bracket.held_rps:
-        lower_rps = (0.7 if len(tried) == 1 else 0.5) * min(tried)
+        lower_rps = min(tried) / 2.0
         return lower_rps if lower_rps >= LEAST * first_rps else None
-    is_closed = bracket.missed_rps <= 1.001 * OPEN * bracket.held_rps
-    return None if is_closed else next_rate(bracket, limits, streams=streams)
+    is_open = exceeds(bracket.missed_rps, OPEN * bracket.held_rps)
+    return next_rate(bracket, limits, streams=streams) if is_open else None
 
 
 def _burst_clients(scenario: Scenario, configuration: Configuration) -> int:

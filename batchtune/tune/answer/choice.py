@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun, runs_of
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun, exceeds, runs_of
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
@@ -93,9 +93,9 @@ class Capacities:
             return fresh, len(fresh)
         held = [run for run in bracket.open_runs if run.held]
         highest = max((run.rate_rps or 0.0 for run in held), default=0.0)
-        runs = [run for run in held if (run.rate_rps or 0.0) >= 0.999 * highest]
+        runs = [run for run in held if not exceeds(highest, run.rate_rps or 0.0)]
         runs += [
-            run for run in bracket.open_runs if not run.held and (run.rate_rps or 0.0) <= 1.001 * highest
+            run for run in bracket.open_runs if not run.held and not exceeds(run.rate_rps or 0.0, highest)
         ]
         runs = runs or [run for run in contender.runs if run.held]
         runs = runs or sorted(contender.runs, key=self.search.violation)[:1]
@@ -136,7 +136,7 @@ class Capacities:
         questions = []
         said = self.capacity(chosen)
         held, missed = (0, 0) if said is None else (said.held, said.missed)
-        if bracket.confirmed_rps < stated or missed > held / 3:
+        if bracket.confirmed_rps < stated or FRESH * missed > held:
             questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         high = bracket.stated_missed_rps / stated
         if high > WIDEST:
@@ -236,7 +236,7 @@ class FixedLoads:
         held = sum(run.held for run in fresh)
         missed = len(fresh) - held
         questions = []
-        if held < FRESH or missed > held / 3:
+        if held < FRESH or FRESH * missed > held:
             questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         if rivals:
             first = max(rivals, key=lambda c: self.ends(c)[1])

@@ -24,7 +24,7 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.recommendation import limit_text
-from batchtune.tune.evidence.bracket import BracketRun, of_limit, runs_of
+from batchtune.tune.evidence.bracket import FRESH, OPEN, BracketRun, of_limit, runs_of
 from batchtune.tune.search.contenders import Contender, Contenders
 from batchtune.tune.search.search_loop import Search
 from batchtune.tune.trials.trial import (
@@ -135,15 +135,13 @@ def absence_of_batching(batched: Sequence[Contender], trials: Sequence[Trial]) -
 def failure_with_batching(trials: Sequence[Trial]) -> str | None:
     """Return the commonest error text of the server where every trial with batching failed; None: a trial with batching
     worked, or none was run."""
-    # Share of failed requests from which a trial counts as failed.
-    all_fail_ratio = 0.9
     batched = [trial for trial in trials if trial.configuration.batching is not None]
     worked = [
         trial
         for trial in batched
         if trial.state == "complete"
         and trial.measurements
-        and all(measured.error_ratio < all_fail_ratio for measured in trial.measurements.values())
+        and all(measured.error_ratio <= 1 / 2 for measured in trial.measurements.values())
     ]
     if not batched or worked:
         return None
@@ -205,7 +203,7 @@ def _batch_cost(
     busy_s = sum(counts.get(size, 0) * each_s for size, each_s in times_s.items())
     at_once = busy_s / activity.duration_s if activity.duration_s > 0 else 0.0
     figures["batch_s"] = busy_s / batches
-    every_s = figures["batch_s"] / at_once if at_once >= 1.2 else figures["batch_s"]
+    every_s = figures["batch_s"] / at_once if at_once >= OPEN else figures["batch_s"]
     alone_s = activity.mean_batch_rows / unbatched_rows_per_s if unbatched_rows_per_s > 0 else math.nan
     against = gain is not None and (
         (gain.low > 1.0 and alone_s <= every_s) or (gain.high < 1.0 and alone_s >= every_s)
@@ -213,7 +211,7 @@ def _batch_cost(
     if not math.isfinite(alone_s) or against:
         return (coded("batch_takes", **figures),)
     figures["alone_s"] = alone_s
-    if at_once >= 1.2:
+    if at_once >= OPEN:
         return (coded("batch_done_every", **figures, every_s=every_s, at_once=at_once),)
     return (coded("batch_takes_beside", **figures),)
 
@@ -375,8 +373,6 @@ def _got_no_answer(trial: Trial) -> bool:
 
 def _open_question(trials: Sequence[Trial], scenario: Scenario, lone: BracketRun | None) -> str | None:
     """Why it is unknown whether a configuration meets the SLO, as text; None: none does. `lone`: as `_lone`."""
-    # Configurations with batching that must have been tried before the answer says that none meets the SLO.
-    batched_least = 3
     if lone is not None and not lone.kept:
         return None  # no configuration answers sooner than a lone request is
     batched = {trial.configuration for trial in trials if trial.configuration.batching is not None}
@@ -389,7 +385,7 @@ def _open_question(trials: Sequence[Trial], scenario: Scenario, lone: BracketRun
         cause = f"{failed} of {counted(len(trials), 'trial')} failed, most often: {explain_failure(trials)}"
         cause = cause if failed else "the sweep had no time to look for one"
         return f"a lone request meets it, so a lower rate may too: {cause}"
-    if len(batched) < min(batched_least, math.prod(len(axis.values) for axis in scenario.axes.values())):
+    if len(batched) < min(FRESH, math.prod(len(axis.values) for axis in scenario.axes.values())):
         tried, was = counted(len(batched), "configuration"), "was" if len(batched) == 1 else "were"
         return f"whether another would is not known: only {tried} with batching {was} tried"
     return None

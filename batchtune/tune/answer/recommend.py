@@ -40,7 +40,7 @@ from batchtune.tune.answer.recommendation import (
     range_of,
 )
 from batchtune.tune.evidence.best_point import searched_bottleneck, typical_run, usual_bottleneck
-from batchtune.tune.evidence.bracket import LEVEL, PREDICTION_RUNS, BracketRun
+from batchtune.tune.evidence.bracket import LEVEL, OPEN, PREDICTION_RUNS, BracketRun
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, SIZE, THREADS, Contender, same_instances
 from batchtune.tune.search.fixed_load import FixedLoadSearch, search_of
@@ -54,7 +54,7 @@ from batchtune.tune.trials.trial import (
 )
 
 WIDE_SIZES = 4
-"""Largest over smallest batch size that must have been measured before sizes are compared."""
+"""Largest over smallest batch size that must have been measured before sizes are compared (noisy.py, linear)."""
 
 
 def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
@@ -69,15 +69,13 @@ def cannot_pay(trials: Sequence[Trial]) -> Coded | None:
         return None
     least, most = min(times), max(times)
     per_row_s = {rows: mean_s / rows for rows, mean_s in times.items()}
-    pays_from = 1.1  # A row that gets cheaper by less than this factor pays for no batching.
-    if per_row_s[least] / min(per_row_s.values()) >= pays_from:
+    if per_row_s[least] / min(per_row_s.values()) >= LEVEL:
         return None
     return coded("cannot_pay", most_rows=most, least_rows=least, times=times[most] / times[least])
 
 
 def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
-    """Rows -> mean seconds of a batch, of sizes executed at least five times, in the trials with fewest batch
-    threads."""
+    """Rows -> mean seconds of a batch, in the trials with fewest batch threads."""
     accounts = [
         (trial.configuration.in_force("num_batch_threads"), trial.measurement.server)
         for trial in trials
@@ -94,10 +92,7 @@ def _execution_times(trials: Sequence[Trial]) -> dict[int, float]:
                 batches, spent_s = spent.get(rows, (0, 0.0))
                 more = server.batches_by_rows.get(rows, 0)
                 spent[rows] = (batches + more, spent_s + more * mean_s)
-    seen_batches_min = 5  # Batches of a size whose mean time counts.
-    return {
-        rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches >= seen_batches_min
-    }
+    return {rows: spent_s / batches for rows, (batches, spent_s) in spent.items() if batches}
 
 
 def trades(
@@ -110,7 +105,6 @@ def trades(
     of `configuration`. `spread`: standard deviation of the natural log of a figure between runs.
     """
     trading = []
-    trade = 0.05  # An alternative has this much more throughput, or this much less p95.
     for other in others:
         p95 = other.latency_s.get("p95")
         if (
@@ -129,7 +123,7 @@ def trades(
             p95_ratio=p95.value / figures["p95_s"],
             confirmations=other.fresh,
         )
-        least = max(math.log1p(trade), 2.0 * spread)
+        least = max(math.log(LEVEL), 2.0 * spread)
         if _signs(alternative, least) in ((1, -1), (-1, 1)):
             trading.append(alternative)
     front = [
@@ -620,18 +614,15 @@ class _Answer:
             loops = [run.answered_rps for run in contender.runs if (run.clients or 0) > 1 and run.latency_s]
             if loops:
                 answered.setdefault(contender.rows, []).append(max(loops))
-        if any(max(values) > 1.2 * rows for rows, values in means.items() if len(means) > 1):
+        if any(max(values) > OPEN * rows for rows, values in means.items() if len(means) > 1):
             return "batches"
-        # Largest factor between rates of closed loops that count as equal; mean requests of a batch above which
-        # the server does form batches.
-        alike, formed = 1.15, 1.5
         largest = max((mean for values in means.values() for mean in values), default=0.0)
-        forms_batches = largest > formed * self._scenario.request.rows_most
+        forms_batches = largest > OPEN * self._scenario.request.rows_most
         if forms_batches or self._scenario.target.reads_back or self._scenario.streams or not answered:
             return None
         rates = [rate for of_size in answered.values() for rate in of_size]
         is_wide = max(answered) >= WIDE_SIZES * min(answered)
-        return "answers" if is_wide and max(rates) <= alike * min(rates) else None
+        return "answers" if is_wide and max(rates) <= OPEN * min(rates) else None
 
 
 def _throughput(runs: Sequence[BracketRun]) -> Estimate:

@@ -7,6 +7,7 @@ the range of the runs behind it.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,13 +28,14 @@ from batchtune.scenario.spec.check import SloSpec, limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import (
     BACK,
+    LOOP_SHARE,
     PREDICTION_RUNS,
     UNCONFIRMED,
     Bracket,
     crossing_rps,
+    exceeds,
     runs_of,
 )
-from batchtune.tune.search.capacity import LOOP_SHARE
 from batchtune.tune.search.contenders import Space
 from batchtune.tune.trials.trial import SearchSummary, Trial, without_superseded
 from batchtune.units import percentage
@@ -66,12 +68,11 @@ class Alternative:
     def trade(self) -> Coded:
         """The finding on what the alternative costs and gains: `12 % less throughput buys 30 % lower p95`."""
         throughput, p95 = self.throughput_ratio - 1.0, self.p95_ratio - 1.0
-        same_ratio = 0.005  # Ratios closer to 1 than this round to the same per cent.
         more = coded("more_throughput" if throughput > 0 else "less_throughput", change_ratio=abs(throughput))
         slower = coded("higher_p95" if p95 > 0 else "lower_p95", change_ratio=abs(p95))
-        if abs(throughput) < same_ratio:
+        if not round(100.0 * throughput):
             return coded("at_same_throughput", change=slower)
-        if abs(p95) < same_ratio:
+        if not round(100.0 * p95):
             return coded("at_same_p95", change=more)
         if throughput > 0 and p95 < 0:
             return coded("both", one=more, other=slower)
@@ -421,7 +422,7 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
     """
     known = [(latency_s[name], limit) for name, limit in slo.items() if name in latency_s]
     ratios = [(own.value / limit, own.low / limit, own.high / limit) for own, limit in known]
-    value, low, high = map(max, zip(*ratios, strict=True)) if ratios else [math.nan] * 3
+    value, low, high = map(max, zip(*ratios, strict=True)) if ratios else (math.nan, math.nan, math.nan)
     return Estimate(value=value, low=low, high=high)
 
 
@@ -434,8 +435,7 @@ def range_of(values: Sequence[float]) -> Estimate:
     known = sorted(value for value in values if not math.isnan(value))
     if not known:
         return Estimate(value=math.nan, low=math.nan, high=math.nan)
-    middle = len(known) // 2
-    median = known[middle] if len(known) % 2 else 0.5 * (known[middle - 1] + known[middle])
+    median = statistics.median(known)
     if len(known) < PREDICTION_RUNS or not (known[0] > 0.0 and math.isfinite(known[-1])):
         return Estimate(value=median, low=known[0], high=known[-1])
     from scipy.special import stdtrit
@@ -515,7 +515,7 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         doubtful_rps=doubtful_rps if math.isfinite(doubtful_rps) else None,
         search_rps=bracket.held_rps if is_share and not is_disputed else None,
         disputed_rps=bracket.missed_once(0.0) if is_disputed else None,
-        is_disputed_end=max(met, default=0.0) >= 0.999 * missed_rps,
+        is_disputed_end=not exceeds(missed_rps, max(met, default=0.0)),
         held_rps=held_rps,
         missed_rps=missed_rps if math.isfinite(missed_rps) else None,
         held=sum(run.held for run in fresh),
@@ -527,7 +527,6 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         confirmed=is_confirmed,
         by_loops=by_loops,
         is_bound=not any(
-            not run.held and math.isclose(run.rate_rps or 0.0, missed_rps, rel_tol=1e-3)
-            for run in bracket.open_runs
+            not run.held and math.isclose(run.rate_rps or 0.0, missed_rps) for run in bracket.open_runs
         ),
     )

@@ -26,6 +26,7 @@ from batchtune.tune.bench import SEED_STRIDE, Plan, TrialBench
 from batchtune.tune.loader import REPEATS_MAX
 from batchtune.tune.one_capacity import CLIENTS_MAX, search_seconds
 from batchtune.tune.trials.pace import (
+    PROBE_WARM_UP_S,
     RUN_BATCHES,
     WARM_UP_BATCHES,
     Pace,
@@ -36,7 +37,8 @@ from batchtune.tune.trials.pace import (
 from batchtune.tune.trials.trial import FinishedTrial, Source, Trial, TrialRequest
 
 REPEATS_SHARE = 0.5
-"""Most repeats for noise, as a share of the trials planned: on a host that is always noisy they gain nothing."""
+"""Most repeats for noise, as a share of the trials planned: on a host that is always noisy they gain nothing
+(compare_power.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,14 +223,13 @@ def probed_pace(
     clients = (
         clients or scenario.load.concurrency or min(clients_to_fill(configuration, scenario), CLIENTS_MAX)
     )
-    pace_probe_s = 0.3  # Length of the probe of a lone client; a slower answer is waited for.
-    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=pace_probe_s))
+    lone = bench.run(_plan(scenario, configuration, "probe", clients=1, duration_s=PROBE_WARM_UP_S))
     pace = pace_of([lone.trial], scenario)
     batch_s = times_of(pace, scenario, configuration, clients=clients).batch_s
     may_be_slow = configuration.batching is not None and RUN_BATCHES * batch_s > scenario.load.duration_s
     if not may_be_slow and (not _counts_requests(scenario) or math.isnan(pace.lone_s)):
         return pace
-    long_s = max(pace_probe_s, WARM_UP_BATCHES * pace.lone_s)
+    long_s = max(PROBE_WARM_UP_S, WARM_UP_BATCHES * pace.lone_s)
     full = bench.run(_plan(scenario, configuration, "calibration", clients=clients, duration_s=long_s))
     pace = pace_of([lone.trial, full.trial], scenario)
     measured = full.trial.measurement
@@ -322,10 +323,10 @@ short ones yield the narrowest interval (tests/benchmarks/check/duet.py)."""
 
 
 PAIRS_MIN: Final = 8
-"""Least pairs of turns in a duet: fewer yield a wider interval than two runs one after another."""
+"""Least pairs of turns in a duet: fewer yield a wider interval than two runs one after another (duet.py)."""
 
 DUET_S: Final = 3.5
-"""Length of a duet: its mean ratio then has a standard deviation of about 2 %."""
+"""Length of a duet: its mean ratio then has a standard deviation of about 2 % (duet.py)."""
 
 
 def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: int) -> DuetPlan | None:
@@ -339,12 +340,12 @@ def duet_plan(variants: Sequence[Variant], trials: Sequence[Trial], *, block: in
     if any(variant.scenario.objective == "capacity" for variant in variants) or not math.isfinite(late_s):
         return None
     # In a turn each client sends twice: of one volley a request costs up to a quarter more than in a run, which
-    # hides as much of a change.
-    turn_latencies = 1.25
-    turn_s = max(TURN_S, turn_latencies * typical_s, *(_filled_s(variant.scenario) for variant in variants))
-    gap_latencies = 1.25  # waited for the last answers of a turn, or for a batch that nobody fills any more
-    gap_rest_s = 0.002  # for what the server does behind its last answer; later answers cost the pair
-    gap_s = gap_rest_s + max(gap_latencies * late_s, typical_s + max(map(_open_s, variants)))
+    # hides as much of a change. As long is waited for the last answers of a turn, or for a batch that nobody fills
+    # (duet.py).
+    longer = 1.25
+    turn_s = max(TURN_S, longer * typical_s, *(_filled_s(variant.scenario) for variant in variants))
+    gap_rest_s = 0.002  # for what the server does behind its last answer (duet.py)
+    gap_s = gap_rest_s + max(longer * late_s, typical_s + max(map(_open_s, variants)))
     pair_s = 2.0 * (turn_s + gap_s)
     if both_s < PAIRS_MIN * pair_s:
         return None

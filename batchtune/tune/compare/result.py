@@ -28,6 +28,7 @@ from batchtune.plain_values import Coded, fields_to_plain
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, is_noisy, paired_arms
 from batchtune.tune.evidence.best_point import rows_per_request, usual_bottleneck
+from batchtune.tune.evidence.bracket import LEVEL, RIVAL
 from batchtune.tune.trials.trial import Trial, parts_of
 
 # What one variant of a comparison shows over its blocks, and what limits it.
@@ -207,9 +208,6 @@ def _caveats(measured: Sequence[Measurement]) -> tuple[Coded, ...]:
 
 # What two variants show beside each other.
 
-HARDLY = 0.05
-"""A gain of batching below this share, however narrow its interval, counts as "hardly"."""
-
 Outcome = Literal["different", "not distinguishable", "client-limited", "host-disturbed", "not measured"]
 Helps = Literal[
     "yes", "hardly", "no", "not distinguishable", "client-limited", "host-disturbed", "not measured"
@@ -371,8 +369,8 @@ def _metric(before: VariantFigures, after: VariantFigures, *, objective: str) ->
         return "p95"
     if objective == "capacity":
         return "capacity"
-    rows = (before.rows_per_request, after.rows_per_request)
-    alike = None in rows or math.isclose(rows[0] or 0.0, rows[1] or 0.0, rel_tol=0.02)
+    known = [side.rows_per_request for side in (before, after) if side.rows_per_request is not None]
+    alike = len(known) < 2 or max(known) <= RIVAL * min(known)
     return "throughput" if alike else "rows"
 
 
@@ -408,7 +406,7 @@ def _helps(pair: Pair) -> Helps:
     gain = 1.0 / pair.ratio.value if pair.metric == "p95" else pair.ratio.value
     if gain < 1.0:
         return "no"
-    return "yes" if gain >= 1.0 + HARDLY else "hardly"
+    return "yes" if gain >= LEVEL else "hardly"
 
 
 # The noise floor: the smallest change that can be detected on this machine, from one configuration compared with

@@ -24,8 +24,8 @@ ANSWERED = 0.97
 """A rate is held if at least this share of it is answered, less what the number of Poisson arrivals varies by."""
 
 FRESH = 3
-"""Confirmation runs that must hold a rate, and three times as many as miss it: with fewer, stated rates are 2-50 % too
-high."""
+"""Confirmation runs that must hold a rate, and so many times as many as miss it: with fewer, stated rates are 2-50 %
+too high (noisy.py)."""
 PREDICTION_RUNS = 5
 """Runs from which on a prediction interval is stated instead of the range."""
 
@@ -62,8 +62,11 @@ CLIMB, STEP = 2.0, 1.06
 """Largest and least factor from a rate held to the next rate tried."""
 
 TINY_S = 1e-6
-"""Latencies count as at least this, in seconds: tokens that came together are 0 s apart."""
+"""Times count as at least this, in seconds: tokens that came together are 0 s apart (virtual_llm.py)."""
 
+
+LOOP_SHARE = 0.8
+"""Rate that is expected to be held, as a share of what a closed loop answered within the limits (noisy.py)."""
 
 SATURATED = 1.3
 """Upper end of a bracket, times the most that loads with full batches answered."""
@@ -113,7 +116,7 @@ class Bracket:
     def __post_init__(self) -> None:
         counted, lowest_rps = [], math.inf
         for run in self.runs:
-            if not run.by_client or _rate(run) >= 0.999 * lowest_rps:
+            if not run.by_client or not exceeds(lowest_rps, _rate(run)):
                 counted.append(run)
             else:
                 lowest_rps = _rate(run)
@@ -127,13 +130,14 @@ class Bracket:
     def held(self, rate_rps: float, *, fresh: bool = False) -> int:
         """Return the number of runs that held this rate or a higher one; `fresh`: of confirmation runs only."""
         return sum(
-            run.held and _rate(run) >= 0.999 * rate_rps and run.fresh >= fresh for run in self.open_runs
+            run.held and not exceeds(rate_rps, _rate(run)) and run.fresh >= fresh for run in self.open_runs
         )
 
     def missed(self, rate_rps: float, *, fresh: bool = False) -> int:
         """Return the number of runs that missed this rate or a lower one; `fresh`: of confirmation runs only."""
         return sum(
-            not run.held and _rate(run) <= 1.001 * rate_rps and run.fresh >= fresh for run in self.open_runs
+            not run.held and not exceeds(_rate(run), rate_rps) and run.fresh >= fresh
+            for run in self.open_runs
         )
 
     def confirmations(self, rate_rps: float) -> list[BracketRun]:
@@ -143,12 +147,12 @@ class Bracket:
         fresh = [run for run in self.open_runs if run.fresh]
         if self.is_refuted:
             return fresh
-        held = [run for run in fresh if run.held and _rate(run) >= 0.999 * rate_rps]
+        held = [run for run in fresh if run.held and not exceeds(rate_rps, _rate(run))]
         lowest_rps = min(map(_rate, held), default=rate_rps)
         return [
             run
             for run in fresh
-            if run in held or run.failed or (not run.held and _rate(run) <= 1.001 * lowest_rps)
+            if run in held or run.failed or (not run.held and not exceeds(_rate(run), lowest_rps))
         ]
 
     @cached_property
@@ -219,7 +223,7 @@ class Bracket:
                 for run in self.open_runs
                 if run.fresh
                 and run.held
-                and self.held(_rate(run), fresh=True) >= max(FRESH, 3 * self.missed(_rate(run), fresh=True))
+                and self.held(_rate(run), fresh=True) >= FRESH * max(self.missed(_rate(run), fresh=True), 1)
                 and self._requests(_rate(run)) >= confirming
             ),
             default=0.0,
@@ -230,13 +234,13 @@ class Bracket:
         return sum(
             run.requests
             for run in self.open_runs
-            if run.fresh and run.held and _rate(run) >= 0.999 * rate_rps
+            if run.fresh and run.held and not exceeds(rate_rps, _rate(run))
         )
 
     def has_failed(self, rate_rps: float) -> bool:
         """Whether the confirmation runs that missed this rate or a lower one are more than a third of those that held
         it or a higher one."""
-        return self.missed(rate_rps, fresh=True) > self.held(rate_rps, fresh=True) / 3
+        return FRESH * self.missed(rate_rps, fresh=True) > self.held(rate_rps, fresh=True)
 
     @cached_property
     def stated_rps(self) -> float:
@@ -293,9 +297,7 @@ class Bracket:
     def fresh(self) -> tuple[BracketRun, ...]:
         """Confirmation runs at the confirmed rate."""
         return tuple(
-            run
-            for run in self.open_runs
-            if run.fresh and math.isclose(_rate(run), self.confirmed_rps, rel_tol=1e-3)
+            run for run in self.open_runs if run.fresh and math.isclose(_rate(run), self.confirmed_rps)
         )
 
 
@@ -345,7 +347,7 @@ def next_rate(
     """
     lo, hi = bracket.held_rps, bracket.missed_rps
     once = bracket.missed_once(lo)
-    if once < 0.999 * hi:
+    if exceeds(hi, once):
         return once if once < WIDEST * lo else math.sqrt(lo * once)
     if belief_rps > RIVAL * lo:
         climbed = max(0.98 * belief_rps, STEP * lo)
@@ -366,7 +368,7 @@ def _room(bracket: Bracket, limits: Mapping[str, float]) -> float:
             if name in run.latency_s
         )
         for run in bracket.open_runs
-        if run.held and _rate(run) >= 0.999 * bracket.held_rps and run.latency_s
+        if run.held and not exceeds(bracket.held_rps, _rate(run)) and run.latency_s
     ]
     return max(rooms, default=1.0)
 
@@ -451,7 +453,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         requests = measured.requests
         if rate_rps is not None:
             # A short run of Poisson arrivals has fewer of them now and then: that is no miss.
-            spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, 1e-9))
+            spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, TINY_S))
             held = held and answered_rps >= ANSWERED * rate_rps - spare
             far = not held and answered_rps < far_answered * rate_rps - spare
     to_fill = clients_to_fill(trial.configuration, scenario)
@@ -508,6 +510,11 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
         fresh=trial.source == "confirm",
         requests=min(run.requests for run in runs.values()),
     )
+
+
+def exceeds(rate_rps: float, other_rps: float) -> bool:
+    """Whether a rate is higher than another, by more than the rounding of its shares among several models."""
+    return rate_rps > other_rps and not math.isclose(rate_rps, other_rps)
 
 
 def _rate(run: BracketRun) -> float:

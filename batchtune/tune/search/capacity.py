@@ -21,6 +21,7 @@ from batchtune.tune.evidence.bracket import (
     BACK,
     FRESH,
     LEVEL,
+    LOOP_SHARE,
     OPEN,
     RIVAL,
     STEP_DOWN,
@@ -29,6 +30,7 @@ from batchtune.tune.evidence.bracket import (
     WIDEST,
     WIDTH,
     BracketRun,
+    exceeds,
     next_rate,
     of_limit,
 )
@@ -40,11 +42,8 @@ from batchtune.tune.search.search_loop import (
     RUN_SHARE,
     Search,
 )
-from batchtune.tune.trials.pace import UNBATCHED_CLIENTS
-from batchtune.tune.trials.trial import Source, TrialRequest
-
-SAME = 0.03
-"""Rates whose natural logs differ by less count as equal."""
+from batchtune.tune.trials.pace import BATCHES, REQUESTS, UNBATCHED_CLIENTS
+from batchtune.tune.trials.trial import WORST_VIOLATION, Source, TrialRequest
 
 UNLIKELY, HOPELESS = 0.7, 0.5
 """While the curve is trusted, contenders whose hope is below this share of the leader's are not tried; HOPELESS for
@@ -52,13 +51,6 @@ neighbours in size or threads, which are tried because the curve may be wrong.""
 
 SAFE = 0.94
 """Rate of the first confirmation runs, as a share of the rate that the search found."""
-
-LOOP_SHARE = 0.8
-"""Least hope of a contender, as a share of what its closed loop answered within the limits."""
-
-TIGHT_MAX, NEARNESS = 10.0, 0.25
-"""With several models, the capacity guessed from a run: its rate over (used share of the limit, at most TIGHT_MAX) to
-the power NEARNESS."""
 
 BOLDEST = 3.0
 """Largest first rate, times the most that any contender answered: the curve may be wrong, and a server takes long to
@@ -181,7 +173,7 @@ class CapacitySearch(Search):
             return None
         most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
         finite = self._limit_s if math.isfinite(self._limit_s) else 1.0
-        clients = int(min(max(0.75 * most * finite, 16), CLIENTS_MAX))
+        clients = int(min(max(0.75 * most * finite, UNBATCHED_CLIENTS), CLIENTS_MAX))
         return self.loop(defaults, clients, "the server's own defaults under many clients")
 
     def _unknown_size(self) -> TrialRequest | None:
@@ -274,9 +266,11 @@ class CapacitySearch(Search):
 
     def _guessed_rps(self, contender: Contender) -> float:
         """The rate held, requests/s; where none was, a rate below those missed, by how far a limit was exceeded."""
+        # The power of the used share of a limit by which the rate is divided (joint_search.py).
+        nearness = 0.25
         guesses = [
             (run.rate_rps or 0.0)
-            * min(min(of_limit(run.latency_s, self.limits), TIGHT_MAX) ** -NEARNESS, BACK)
+            * min(min(of_limit(run.latency_s, self.limits), WORST_VIOLATION) ** -nearness, BACK)
             for run in contender.bracket.open_runs
         ]
         return contender.bracket.held_rps or min(guesses)
@@ -549,7 +543,7 @@ class CapacitySearch(Search):
         """The next confirmation run of the leader; None: it is confirmed, by twice as many runs where they differ, or
         there is no time."""
         rate, bracket = self._fresh_rate(top), top.bracket
-        if rate <= 1.001 * bracket.confirmed_rps:
+        if not exceeds(rate, bracket.confirmed_rps):
             if not bracket.is_unsteady or len(bracket.fresh) >= 2 * FRESH:
                 return None
             rate = bracket.confirmed_rps
@@ -574,7 +568,7 @@ class CapacitySearch(Search):
         """
         bracket = top.bracket
         likely = bracket.held_rps or self._humbled(top)
-        rate = SAFE * min(likely, max(self._belief(top), 0.9 * likely))
+        rate = SAFE * likely
         if not bracket.held_rps:
             cautious = 0.75  # as a share of its hope
             rate = self._below_near_misses(cautious * min(likely, BOLDEST * bracket.loop_rps or likely))
@@ -582,7 +576,7 @@ class CapacitySearch(Search):
         if tried and not bracket.confirmed_rps:
             failed = [known for known in tried if bracket.has_failed(known)]
             return tried[0] * STEP_DOWN ** len(failed) if tried[0] in failed else tried[0]
-        near = [known for known in tried if rate and abs(math.log(known / rate)) < SAME]
+        near = [known for known in tried if rate and abs(math.log(known / rate)) < math.log(RIVAL)]
         rate = near[0] if near else rate
         while bracket.has_failed(rate):
             rate *= STEP_DOWN
@@ -621,7 +615,7 @@ class CapacitySearch(Search):
         """Seconds of a run at this rate: the longest of so many batches, requests and seconds, within its share of the
         budget, but for six batches in any case."""
         batch_s = self._run_batch_s(contender, rate_rps)
-        batches, requests, run_s = (100, 4000, 2.0) if fresh else (40, 1000, 1.0)
+        batches, requests, run_s = (100, 4000, 2.0) if fresh else (BATCHES, REQUESTS, 1.0)
         wanted = max(batches * batch_s, requests / (rate_rps * self.rarest), run_s)
         load = self.scenario.load
         if "duration_s" in load.model_fields_set and not self.scenario.search.grow:
@@ -635,7 +629,7 @@ class CapacitySearch(Search):
         return self._seconds(contender, rate_rps, fresh=fresh) + self.overhead_s() + drained_s
 
 
-def _level(rate_rps: float, contender: Contender) -> tuple[int, list[int]]:
-    """Sort key: rates that differ by less than about SAME in logs are equal; of equals the simplest is largest."""
-    step = math.floor(math.log(rate_rps) / SAME) if rate_rps > 0.0 else -(10**9)
+def _level(rate_rps: float, contender: Contender) -> tuple[float, list[int]]:
+    """Sort key: rates within about RIVAL are equal; of equals the simplest is largest."""
+    step = math.floor(math.log(rate_rps) / math.log(RIVAL)) if rate_rps > 0.0 else -math.inf
     return step, [-part for part in contender.simplicity]

@@ -34,8 +34,12 @@ THREADS: Final = "num_batch_threads"
 _TIMEOUT: Final = "batch_timeout_micros"
 _QUEUE: Final = "max_enqueued_batches"
 
-GROWS: Final[Mapping[str, int]] = {SIZE: 4096, THREADS: 64, _TIMEOUT: 1_000_000, _QUEUE: 10_000}
-"""Parameters whose values grow in a space that batchtune proposed -> the largest value."""
+ROWS_MAX: Final = 4096
+"""Rows of the largest batch, and batches of the longest queue, to which a space that may grow does (noisy.py,
+thousand)."""
+
+GROWING: Final = (SIZE, THREADS, _TIMEOUT, _QUEUE)
+"""Parameters whose values grow in a space that batchtune proposed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -297,12 +301,12 @@ class Contenders:
 
     def _grow(self, name: str, value: Any) -> None:
         """Add the double of a parameter's largest value, if the space grows, `value` is that largest value, and the
-        limit (GROWS, twice the CPUs, the clients) allows it."""
+        limit (ROWS_MAX, twice the CPUs, a second, the clients) allows it."""
         values = self.values[name]
-        if not self._scenario.search.grow or name not in GROWS or value != values[-1]:
+        if not self._scenario.search.grow or name not in GROWING or value != values[-1]:
             return
         step = max(2 * value, 1)
-        limit = GROWS[name]
+        limit = 1e6 if name == _TIMEOUT else ROWS_MAX  # no batch timeout beyond a second
         if name == THREADS:
             limit = 2 * usable_threads(self._scenario.target.cpus)
         clients = self._scenario.load.concurrency
@@ -316,7 +320,7 @@ class Contenders:
         grown = point if point is not None and self._scenario.search.grow else {}
         for name, value in grown.items():
             values = self.values.get(name)
-            if values is not None and name in GROWS and value not in values:
+            if values is not None and name in GROWING and value not in values:
                 values.append(value)
                 values.sort()
 

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
+from batchtune.measure.quantiles import QUANTILES
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.tune.evidence.bracket import ANSWERED
+from batchtune.tune.search.contenders import ROWS_MAX
 from batchtune.twin.simulator.simulate import (
     Batcher,
     Device,
@@ -23,7 +26,9 @@ from batchtune.twin.simulator.simulate import (
     open_summary,
 )
 
-_ROWS_MAX = 4096
+MISLEADING = 0.2
+"""A curve that misses what was measured by more than this, in natural logs, is not trusted (noisy.py, steps)."""
+
 _ARRIVALS = 5000, 80_000
 
 
@@ -55,7 +60,7 @@ class Curve:
 
     def __init__(self, scenario: Scenario) -> None:
         self._limits_s = {float(name[1:]) / 100.0: limit for name, limit in scenario.slo.e2e_limits().items()}
-        self._quantiles = tuple(sorted({0.95, *self._limits_s}))
+        self._quantiles = tuple(sorted({QUANTILES["p95"], *self._limits_s}))
         self._error_ratio = scenario.slo.error_ratio
         self._rows = scenario.request.rows_most
         self._cpus: Collection[int] | None = scenario.target.cpus
@@ -63,7 +68,7 @@ class Curve:
         self._arrivals = np.cumsum(np.random.default_rng(7).exponential(1.0, _ARRIVALS[1]))
         self._batchers: dict[Configuration, Batcher] = {}
         self._cache: dict[Batcher, float] = {}
-        self.tau_s: NDArray[np.float64] = np.zeros(_ROWS_MAX + 1)
+        self.tau_s: NDArray[np.float64] = np.zeros(ROWS_MAX + 1)
         self.contention: float | None = None
         self.is_line = False
 
@@ -95,7 +100,7 @@ class Curve:
 
     def batch_s(self, rows: float) -> float:
         """Return the seconds of a batch of this many rows; 0 while nothing is known."""
-        return float(self.tau_s[min(max(round(rows), 1), _ROWS_MAX)])
+        return float(self.tau_s[min(max(round(rows), 1), ROWS_MAX)])
 
     def learn(self, configuration: Configuration, *, rows: float, rows_per_s: float) -> None:
         """Add a load under which the device was never idle, with batches of `rows` rows; ignored where `rows_per_s` is
@@ -112,7 +117,7 @@ class Curve:
         """Compute the highest throughput over all batch sizes up to the maximum, requests/s, for full batches and any
         latency."""
         batcher = self._batcher(configuration)
-        rows = np.arange(1, min(batcher.max_batch_size or self._rows, _ROWS_MAX) + 1)
+        rows = np.arange(1, min(batcher.max_batch_size or self._rows, ROWS_MAX) + 1)
         return float(np.max(rows / self.tau_s[rows])) * self._gain_of(batcher.batch_threads) / self._rows
 
     @property
@@ -154,9 +159,9 @@ class Curve:
         low, high = 0.0, most_rps
         bisections = 8
         for _ in range(bisections):
-            rate = 0.5 * (low + high)
+            rate = (low + high) / 2
             said = self._open(batcher, rate)
-            kept = said.of_limit <= 1.0 and said.answered_rps >= 0.97 * rate
+            kept = said.of_limit <= 1.0 and said.answered_rps >= ANSWERED * rate
             low, high = (rate, high) if kept else (low, rate)
         return low
 
@@ -180,7 +185,7 @@ class Curve:
         too_many = float(summary.error_ratio[0]) > max(self._error_ratio, 0.01)
         return CurvePrediction(
             answered_rps=float(summary.throughput_rps[0]),
-            p95_s=latency_s[0.95],
+            p95_s=latency_s[QUANTILES["p95"]],
             of_limit=math.inf if too_many else max(shares, default=0.0),
         )
 
@@ -233,7 +238,7 @@ class Curve:
         for reading in self._readings:
             beside = np.min(np.abs(np.log(rows / reading.rows)))
             if reading.threads > 1 and (beside < 0.1 or len(rows) > 1):
-                alone_s = float(tau_s[min(max(round(reading.rows), 1), _ROWS_MAX)])
+                alone_s = float(tau_s[min(max(round(reading.rows), 1), ROWS_MAX)])
                 gain = reading.rows_per_s * alone_s / reading.rows
                 contended.append((reading.threads / gain - 1.0) / (reading.threads - 1))
         contention = max(float(np.median(contended)), 0.0) if contended else math.inf
@@ -260,10 +265,10 @@ def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDAr
     """Compute τ in seconds at 1 to 4,096 rows, shape (4096,), from measured sizes `rows` and their times `tau_s`, both
     shape (n,).
 
-    A straight line without negative coefficients, if it misses no size by more than 0.2 in natural logs; else linear
-    from size to size. With one size only, each further row is guessed to add an eighth of the time of one row.
+    A straight line without negative coefficients, if it misses no size by more than MISLEADING; else linear from size
+    to size. With one size only, each further row is guessed to add an eighth of the time of one row.
     """
-    every = np.arange(1, _ROWS_MAX + 1, dtype=np.float64)
+    every = np.arange(1, ROWS_MAX + 1, dtype=np.float64)
     # What a further request adds to a batch of one, as a share, before a larger one was seen: for lengths only.
     row_guess = 0.125
     if len(rows) < 2:
@@ -274,9 +279,7 @@ def curve_through(rows: NDArray[np.float64], tau_s: NDArray[np.float64]) -> NDAr
     fixed_s, per_row_s = map(float, nnls(np.column_stack([1.0 / tau_s, rows / tau_s]), np.ones(len(rows)))[0])
     line = fixed_s + per_row_s * every
     misses = np.abs(np.log((fixed_s + per_row_s * rows) / tau_s))
-    # A line τ = a + c·b that misses a size by more than this (in logs) is no line: from size to size, then.
-    straight = 0.2
-    if np.max(misses) < straight:
+    if np.max(misses) < MISLEADING:
         return np.asarray(line, dtype=np.float64)
     tau_s = np.maximum.accumulate(tau_s)
     slope = (tau_s[-1] - tau_s[-2]) / (rows[-1] - rows[-2])

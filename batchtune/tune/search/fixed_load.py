@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, PREDICTION_RUNS, RIVAL, BracketRun, of_limit
-from batchtune.tune.search.capacity import HOPELESS, TIGHT_MAX, CapacitySearch
+from batchtune.tune.search.capacity import HOPELESS, CapacitySearch
 from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
     COMPARE_SHARE,
@@ -24,7 +24,7 @@ from batchtune.tune.search.search_loop import (
     RUN_SHARE,
     Search,
 )
-from batchtune.tune.trials.trial import Source, TrialRequest
+from batchtune.tune.trials.trial import WORST_VIOLATION, Source, TrialRequest
 
 SURE = 2.0
 """Standard errors from the middle of a contender's interval to its ends."""
@@ -71,7 +71,7 @@ class FixedLoadSearch(Search):
         """Return the merit of one run (`Standing`), a natural log; NaN: the run has no figure."""
         value = run.latency_s.get("p95", math.nan) if self._is_latency else run.answered_rps
         if self.of_models:
-            value = min(of_limit(run.latency_s, self.limits), TIGHT_MAX)
+            value = min(of_limit(run.latency_s, self.limits), WORST_VIOLATION)
         if not (math.isfinite(value) and value > 0.0):
             return math.nan
         return -math.log(value) if self._is_latency else math.log(value)
@@ -135,7 +135,7 @@ class FixedLoadSearch(Search):
                 differ += [widened * abs(merit - middle) for merit in merits]
         assumed = self._assumed_spread
         weight = min(degrees / trusted, 1.0)
-        measured = NORMAL_MAD * statistics.median(differ) if differ else assumed
+        measured = statistics.median(differ) / NORMAL_MAD if differ else assumed
         self._spread = len(self.trials), max(weight * measured + (1.0 - weight) * assumed, least)
         return self._spread[1]
 
@@ -312,19 +312,18 @@ class FixedLoadSearch(Search):
     def _rival(self, taken: set[Contender]) -> tuple[Contender, str] | None:
         """Of the leader and those whose interval reaches above it, the one with the fewest runs, and the reason.
 
-        None: there is none but the leader, or all have three runs.
+        None: there is none but the leader, or all have FRESH runs: more are for confirmation runs.
         """
         leader = self.leader()
         top = self.standing(leader)
         if top is None:
             return None
-        runs_max = 3  # Search runs of one contender: more are fresh runs' work.
         level = [
             (standing.runs, -standing.mean, at, c)
             for at, c in enumerate(self.contenders)
             if c not in taken
             and (standing := self.standing(c)) is not None
-            and standing.runs < runs_max
+            and standing.runs < FRESH
             and not standing.misses
             and (c is leader or standing.high > top.mean + math.log(RIVAL) or self._was_disturbed(c, top))
         ]
@@ -409,9 +408,9 @@ class FixedLoadSearch(Search):
         return sum(run.fresh for run in contender.runs) + sum(c is contender for c in taken)
 
     def _fresh_wanted(self, contender: Contender, leader: Contender) -> int:
-        """Confirmation runs that a contender needs: FRESH; four for a leader that missed one, so that three held."""
+        """Confirmation runs that a contender needs: FRESH; one more for a leader that missed one."""
         missed = sum(run.fresh and not run.held for run in contender.runs)
-        return max(FRESH, 4 * missed) if contender is leader and missed <= 1 else FRESH
+        return FRESH + missed if contender is leader and missed <= 1 else FRESH
 
     def _open_rivals(self, leader: Contender, top: Standing) -> list[Contender]:
         rivals = [
@@ -500,7 +499,7 @@ class FixedLoadSearch(Search):
         load = self.scenario.load
         if load.requests is not None or load.arrivals in ("ramp", "steps", "trace"):
             return None
-        rate = (self.stated_rps or 1e9) * self.rarest
+        rate = (self.stated_rps or math.inf) * self.rarest
         finite_s = self._limit_s if math.isfinite(self._limit_s) else 1.0
         under_way = rate * finite_s / 2 if self._clients is None else self._clients
         batch_s = self.batch_s(min(contender.rows, max(under_way, 1.0) * self._rows))

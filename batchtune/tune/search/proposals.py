@@ -106,10 +106,10 @@ def guide_point(scenario: Scenario, values: Mapping[str, Sequence[Any]]) -> dict
 # Optuna's sampler.
 
 STARTUP_TRIALS = 4
-"""Results that the sampler needs before it models them; with fewer it draws points at random."""
+"""Results that the sampler needs before it models them; with fewer it draws points at random (proposers.py)."""
 
 ATTEMPTS = 10
-"""Points that are proposed at most: the caller may have tried the first of them already."""
+"""Points that are proposed at most: the caller may have tried the first of them already (proposers.py)."""
 
 
 def proposed_points(

@@ -26,7 +26,7 @@ from batchtune.tune.search.contenders import (
     one_by_one,
     same_instances,
 )
-from batchtune.tune.search.curve import Curve, plane_through
+from batchtune.tune.search.curve import MISLEADING, Curve, plane_through
 from batchtune.tune.search.proposals import (
     STARTUP_TRIALS,
     RuleAnswer,
@@ -62,10 +62,10 @@ RUN_SHARE, FRESH_SHARE = 0.055, 0.07
 
 
 CLIENTS_MAX = 2000
+"""Clients of a closed loop, at most (noisy.py, thousand)."""
 
-
-NORMAL_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+NORMAL_MAD = statistics.NormalDist().inv_cdf(0.75)
+"""Median absolute deviation of a normal distribution over its standard deviation."""
 
 
 class Search(ABC):
@@ -627,13 +627,11 @@ class Search(ABC):
             if value > 0.0 and contender.model_says > 0.0
         ]
         shift = statistics.median(shifts) if shifts else 0.0
-        differ = NORMAL_MAD * statistics.median(abs(other - shift) for other in shifts) if shifts else 0.0
+        differ = statistics.median(abs(other - shift) for other in shifts) / NORMAL_MAD if shifts else 0.0
         # Where the shift between the curve's word and the brackets differs by more between contenders (standard
         # deviation by the median, in logs: one may have been disturbed), the curve is left aside: a wrong model
         # costs more than none.
-        misleading = 0.2
-        trusted_from = 3  # Contenders that must contradict each other before that is believed.
-        self.trusts_curve = self.has_curve and not (len(shifts) >= trusted_from and differ > misleading)
+        self.trusts_curve = self.has_curve and not (len(shifts) >= FRESH and differ > MISLEADING)
         for contender in self.contenders:
             if self.trusts_curve or not known:
                 contender.hope = contender.model_says * math.exp(shift)

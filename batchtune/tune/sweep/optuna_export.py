@@ -84,7 +84,7 @@ def opened_storage(url: str) -> Iterator[optuna.storages.BaseStorage]:
 def _refused(error: Exception) -> UsageError:
     cause = getattr(error, "orig", None) or error.__cause__ or error
     words = " ".join(str(cause).split()) or type(cause).__name__
-    return UsageError(f"--optuna-storage: the storage refuses: {words[:200]}", hint=_HINT)
+    return UsageError(f"--optuna-storage: the storage refuses: {words}", hint=_HINT)
 
 
 def _exported(search: Search, by_number: Mapping[int, Trial]) -> Iterator[optuna.trial.FrozenTrial]:

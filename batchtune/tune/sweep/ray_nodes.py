@@ -24,7 +24,7 @@ from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
 WAIT_S: Final = 0.25
-"""Seconds between two calls of `on_wait`."""
+"""Seconds between two calls of `on_wait`, and two looks at a trial on a node (tests/tune/sweep/test_ray_nodes.py)."""
 
 
 class NodeBenches:
@@ -294,7 +294,6 @@ class _NodeTrials:
 
     def run(self, plan: Plan) -> FinishedTrial:
         self._station.begin(plan)
-        look_step_s = 0.25
         while not self.closed:
             live, ended = self._station.look()
             if ended:
@@ -302,7 +301,7 @@ class _NodeTrials:
                 return self._station.result()
             if live is not None:
                 self.live = plan, live
-            self._sleep(look_step_s)
+            self._sleep(WAIT_S)
         raise MeasurementInvalidError("the sweep has ended")
 
 

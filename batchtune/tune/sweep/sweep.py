@@ -82,9 +82,10 @@ def phase_of(source: Source) -> str:
     return "confirming" if source == "confirm" else "comparing"
 
 
-FAILURES_TO_END = 6
-"""Failed trials in a row that end the search, without configurations that the server refused: several batch sizes in a
-row may be too large for the memory."""
+FAILURES_MAX = 3
+"""Failed trials in a row, and none that worked, that mean that it is not the configurations that are at fault. Twice as
+many end a search in which some worked: several batch sizes in a row may be too large for the memory
+(tests/tune/sweep/test_sweep.py)."""
 
 
 class Nodes(Protocol):
@@ -199,7 +200,7 @@ class _Sweep:
             self._set_budget()
             while asks := self._asks(nodes):
                 yield from self._measure(asks, nodes)
-                if self._failures >= FAILURES_TO_END:
+                if self._failures >= 2 * FAILURES_MAX:
                     self._stop_reason = coded("trials_failed", failures=self._failures)
                     break
         except (KeyboardInterrupt, GeneratorExit):
@@ -222,8 +223,6 @@ class _Sweep:
         plans = [self._plan(ask, first + turn) for turn, ask in enumerate(asks)]
         self.report(plans[0], None)
         attempts = nodes.run_all(plans)
-        # So many failed trials, and none that worked, mean that it is not the configurations that are at fault.
-        failures_max = 3
         while True:
             started_s = self._now_s()
             done = next(attempts, None)
@@ -239,14 +238,14 @@ class _Sweep:
             elif not self._is_present(trial):
                 self._failures = 0
             yield replace(done, trial=trial)
-            if self._failures >= failures_max and not any(map(self._was_set, self._trials)):
+            if self._failures >= FAILURES_MAX and not any(map(self._was_set, self._trials)):
                 only, error_type = "", TargetError
                 if self._worked():
                     self._stop_reason = coded("nothing_set")
                     only = ", and only what the server had before could be measured"
                     error_type = WrongAnswerError
                 raise error_type(
-                    f"{failures_max} trials in a row failed{only}; the last: {trial.failure}",
+                    f"{FAILURES_MAX} trials in a row failed{only}; the last: {trial.failure}",
                     hint="`batchtune trials RUN` shows the failed trials; test the server by hand",
                 )
 

@@ -7,6 +7,7 @@ is assumed to take as long as a lone request: few servers are slower.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,17 +26,21 @@ WARM_UP_BATCHES = 1.5
 """Least warm-up in batches: a closed loop starts with a batch of its first request alone; the next batch is full."""
 
 PROBE_WARM_UP_S = 0.3
-"""Warm-up of a short run, at most, unless batches take longer."""
+"""Warm-up of a short run, at most, unless batches take longer (noisy.py, 20 s)."""
 
-PROBE_BATCHES = 4
-"""Batches in the measured part of a short closed loop, at least."""
+RUN_BATCHES, RUN_BATCHES_MIN, RUN_REQUESTS = 4, 2, 100
+"""Batches in the measured part of a run: RUN_BATCHES as far as the time budget has room, RUN_BATCHES_MIN and the
+RUN_BATCHES of a short closed loop always; requests of an open loop, at least: 72 independent ones bound p95."""
 
-RUN_BATCHES, RUN_BATCHES_MIN = 5, 2
-"""Batches in the measured part of a run: RUN_BATCHES as far as the time budget has room, RUN_BATCHES_MIN always."""
+BATCHES, REQUESTS = 40, 1000
+"""A run of a search lasts as long as so many batches and requests take, if its share of the budget allows (noisy.py,
+very_slow)."""
 
+LONG_SHARE = 0.067
+"""Share of the time budget that a load may last that is longer than the scenario says (zoo.py)."""
 
 TIME_BUDGET_MAX_S = 1800.0
-"""The largest time budget that is chosen for a slow server, where the user gives none."""
+"""The largest time budget that is chosen for a slow server, where the user gives none (zoo.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +85,7 @@ class Pace:
         return math.ceil(in_flight_rows / size) * self.batch_s(size)
 
 
-SIDE_BY_SIDE: Final = 10**9
+SIDE_BY_SIDE: Final = sys.maxsize
 """`Pace.lone_rows` of a server that batches continuously: a turn of any number of requests takes as long as one."""
 
 
@@ -158,7 +163,7 @@ def times_of(
     """Choose the times of a load of this configuration with `clients`, or at `rate_rps`; without both, of the
     scenario's load.
 
-    `short_s`: seconds of the measured part of a short run, longer if a closed loop would have fewer than PROBE_BATCHES
+    `short_s`: seconds of the measured part of a short run, longer if a closed loop would have fewer than RUN_BATCHES
     batches; its warm-up is short too. None: the scenario's times, extended for a slow server where the scenario's file
     does not set them.
     """
@@ -172,23 +177,21 @@ def times_of(
         warm_up_s = min(warm_up_s, PROBE_WARM_UP_S)
     if short_s is not None or "warm_up_s" not in load.model_fields_set:
         warm_up_s = max(warm_up_s, WARM_UP_BATCHES * batch_s)
-    run_requests = 100  # Requests of a run of an open loop, at least: 72 independent ones bound p95.
     if short_s is not None:
-        duration_s = short_s if closed is None else max(short_s, PROBE_BATCHES * batch_s)
+        duration_s = short_s if closed is None else max(short_s, RUN_BATCHES * batch_s)
     else:
         duration_s = load.duration_s
         if "duration_s" not in load.model_fields_set and load.arrivals not in {"ramp", "steps", "trace"}:
-            requests_s = run_requests / rate_rps if rate_rps else 0.0
+            requests_s = RUN_REQUESTS / rate_rps if rate_rps else 0.0
             wanted_s = min(max(RUN_BATCHES * batch_s, requests_s), _most_s(scenario))
             duration_s = max(duration_s, wanted_s, RUN_BATCHES_MIN * batch_s)
     in_flight = 2.0 * rows if closed is None else closed * scenario.request.rows_most
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s
     if "timeout_s" not in scenario.request.model_fields_set:
-        # Three times what the last request of the queue should take (60 s while the server's speed is unknown), but no
-        # more than 600 s, so that a server that hangs is noticed.
-        patience_s = 60.0 if math.isnan(pace.lone_s) else 3.0 * turn_s
-        timeout_s = max(timeout_s, min(patience_s, 600.0))
+        # Three times what the last request of the queue should take; a minute while the server's speed is unknown
+        # (tests/tune/trials/test_pace.py).
+        timeout_s = max(timeout_s, 60.0 if math.isnan(pace.lone_s) else 3.0 * turn_s)
     return RunTimes(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )
@@ -197,16 +200,14 @@ def times_of(
 def usual_budget_s(batch_s: float) -> float:
     """Return how many seconds a sweep may take where the user gives no budget; `batch_s`: seconds that a batch
     takes."""
-    # 600 lone requests at least: some forty runs of some batches.
-    return min(max(DEFAULT_TIME_BUDGET_S, 600 * batch_s), TIME_BUDGET_MAX_S)
+    return min(max(DEFAULT_TIME_BUDGET_S, BATCHES * batch_s / LONG_SHARE), TIME_BUDGET_MAX_S)
 
 
 def _most_s(scenario: Scenario) -> float:
     """Seconds that a load which is longer than the scenario's may take, so that others still fit in the budget."""
     search = scenario.search
     budget_s = search.budget.time_s if search.budget_is_given else None
-    run_share = 1 / 12  # A load that is longer than the scenario's takes at most this share of the budget.
-    return run_share * (budget_s or TIME_BUDGET_MAX_S)
+    return LONG_SHARE * (budget_s or TIME_BUDGET_MAX_S)
 
 
 def _batch_rows(
@@ -229,7 +230,7 @@ def _batch_rows(
 # How many rows the batches of a configuration hold, and how many clients fill them.
 
 UNBATCHED_CLIENTS = 16
-"""Clients of a closed loop that are enough to keep a server without batching busy."""
+"""Clients of a closed loop that are enough to keep a server without batching busy (noisy.py, parallel)."""
 
 
 def _has_no_size(configuration: Configuration, scenario: Scenario) -> bool:
@@ -267,7 +268,8 @@ def clients_to_fill(configuration: Configuration, scenario: Scenario) -> int:
     """
     if configuration.batching is None:
         return UNBATCHED_CLIENTS
-    # Clients of a closed loop that keep a server busy whose largest batch, or most of sequences, is not known.
+    # Clients of a closed loop that keep a server busy whose largest batch, or most of sequences, is not known
+    # (virtual_llm.py).
     clients_of_unknown = 64
     if _has_no_size(configuration, scenario):
         return clients_of_unknown
@@ -337,15 +339,10 @@ def _sizes(scenario: Scenario, pace: Pace, limit_s: float) -> list[int]:
 
 
 def _timeouts(pace: Pace, limit_s: float) -> list[int]:
-    """Batch timeouts to search, in microseconds: 0, then at most five up to a quarter of the limit.
-
-    Those below a twentieth of a lone request's latency make no difference, and are left out.
-    """
+    """Batch timeouts to search, in microseconds: 0, then the five largest up to a quarter of the limit."""
     longest_s = min(limit_s / 4.0, max(10e-3, 2.0 * pace.lone_s))
-    timeouts_micros = (0, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
-    waiting = [micros for micros in timeouts_micros if pace.lone_s / 20.0 <= micros / 1e6 <= longest_s]
-    timeouts_most = 6
-    return [0, *[micros for micros in waiting if micros][-timeouts_most + 1 :]]
+    timeouts_micros = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 500_000)
+    return [0, *[micros for micros in timeouts_micros if micros / 1e6 <= longest_s][-5:]]
 
 
 def _threads(scenario: Scenario) -> list[int]:
@@ -356,9 +353,7 @@ def _threads(scenario: Scenario) -> list[int]:
 
 
 def _is_quick(scenario: Scenario, pace: Pace, space: Mapping[str, list[int]]) -> bool:
-    """Whether two seconds are long enough for a trial: for 5 batches of the largest size and for 100 requests."""
+    """Whether two seconds are long enough for a trial: for RUN_BATCHES of the largest size and for RUN_REQUESTS."""
     batch_s = pace.batch_s(space["max_batch_size"][-1])
     rate_rps = scenario.load.rate_rps or math.inf
-    quick_batches = 5
-    quick_requests = 100  # Batches of the largest size, and requests, that two seconds must hold.
-    return max(quick_batches * batch_s, quick_requests / rate_rps) <= 2.0
+    return max(RUN_BATCHES * batch_s, RUN_REQUESTS / rate_rps) <= 2.0

@@ -61,7 +61,7 @@ REPEATS: frozenset[Source] = frozenset(("race", "confirm"))
 State = Literal["complete", "failed"]
 
 WORST_VIOLATION = 10.0
-"""Largest relative violation of a limit; an undefined or infinite quantile counts as this."""
+"""Largest relative violation of a limit; an undefined or infinite quantile counts as this (joint_search.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -497,7 +497,7 @@ def commonest_error(trial: Trial) -> str:
 def has_only_errors(trial: Trial) -> bool:
     """Whether more than half of a trial's requests failed, at least one of them by another error than an overload."""
     measured = trial.measurement
-    return measured is not None and measured.error_ratio > 0.5 and bool(_texts_of_model(trial))
+    return measured is not None and measured.error_ratio > 1 / 2 and bool(_texts_of_model(trial))
 
 
 def _texts_of_model(trial: Trial) -> list[str]:

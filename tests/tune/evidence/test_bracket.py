@@ -97,6 +97,12 @@ def test_a_rate_that_a_third_of_many_runs_miss_is_missed() -> None:
     assert bracket(*runs, run(114, held=True), *[run(114, held=False)] * 3).missed_above(100.0) == math.inf
 
 
+def test_rates_that_differ_by_rounding_are_one_rate() -> None:
+    """With several models a rate is the sum of its shares, which may be the number beside it."""
+    beside = math.nextafter(100.0, math.inf)
+    assert bracket(run(100.0, held=True), run(beside, held=False)).held_rps == pytest.approx(BACK * 100.0)
+
+
 def test_a_loop_that_fills_every_batch_is_an_upper_end() -> None:
     full = run(None, held=True, clients=64, answered=500.0, full=True)
     assert bracket(full).missed_rps == pytest.approx(SATURATED * 500.0)

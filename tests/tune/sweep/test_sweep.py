@@ -13,7 +13,7 @@ from batchtune.report.findings import text_of
 from batchtune.report.words import confidence_sentence
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
-from batchtune.tune.sweep.sweep import FAILURES_TO_END, PHASES, SweepProgress, Watcher, sweep
+from batchtune.tune.sweep.sweep import FAILURES_MAX, PHASES, SweepProgress, Watcher, sweep
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, SearchSummary, Trial
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
 
@@ -178,7 +178,7 @@ def test_six_failures_under_load_in_a_row_end_a_search_that_had_worked():
         dies_with="the server exited with 1",
         watcher=Watcher(on_summary=said.append),
     )
-    assert sum(one.state == "failed" for one in trials) == FAILURES_TO_END
+    assert sum(one.state == "failed" for one in trials) == 2 * FAILURES_MAX
     assert [one.stop_reason.code for one in said] == ["trials_failed"]
     assert any(one.state == "complete" for one in trials)
 
@@ -193,7 +193,7 @@ def test_refused_configurations_do_not_end_the_search_and_are_named_in_the_answe
     said: list[SearchSummary] = []
     trials = run(scenario, refuses=refuses, watcher=Watcher(on_summary=said.append))
     refused = [one.configuration for one in trials if one.is_refused]
-    assert len(refused) == len(set(refused)) > FAILURES_TO_END
+    assert len(refused) == len(set(refused)) > 2 * FAILURES_MAX
     assert "trials_failed" not in {one.stop_reason.code for one in said}
     answer = recommend(trials, scenario=scenario)
     assert answer.configuration.batching.max_batch_size == 4

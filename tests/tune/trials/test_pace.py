@@ -8,7 +8,7 @@ import pytest
 
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.pace import (
-    PROBE_BATCHES,
+    RUN_BATCHES,
     RUN_BATCHES_MIN,
     WARM_UP_BATCHES,
     Pace,
@@ -71,5 +71,5 @@ def test_a_load_of_a_slow_server_holds_batches_enough_and_its_answers_are_waited
     assert times.duration_s >= RUN_BATCHES_MIN * 2.5
     assert times.timeout_s >= 2.0 * times.turn_s > 0.0
     short = times_of(pace, asked, configuration, short_s=1.0)
-    assert short.duration_s == pytest.approx(PROBE_BATCHES * 2.5)
+    assert short.duration_s == pytest.approx(RUN_BATCHES * 2.5)
     assert short.warm_up_s == pytest.approx(WARM_UP_BATCHES * 2.5)

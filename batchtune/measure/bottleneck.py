@@ -59,6 +59,8 @@ def _advice(kind: Kind, facts: Facts) -> str:
             # Binary messages cost less to read than JSON, and no protocol is advised to those who speak it.
             lighter = {"rest": "grpc_or_more_rows", "kserve_rest": "binary_or_more_rows"}
             return lighter.get(settings.protocol or "", "more_rows")
+        case "concurrency" if not settings.batch_timeout_s and settings.own_words is None:  # no batch waits
+            return "more_clients"
         case "none":
             return _more_load(facts)
         case "unknown":
@@ -402,6 +404,9 @@ def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
 
 
 def _nothing(facts: Facts) -> Coded:
+    busy, fill = facts.thread_busy_ratio, facts.fill_ratio
+    if facts.has_room_in_batches and busy is not None and busy >= BUSY_RATIO and fill is not None:
+        return coded("busy_in_small_batches", busy_ratio=busy, fill_ratio=fill)
     if facts.disturbed:
         return coded("machine_disturbed")
     if facts.is_missed:

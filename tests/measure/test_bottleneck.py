@@ -162,6 +162,10 @@ def test_an_open_loop_that_is_met_by_half_empty_batches_has_room() -> None:
     busy = replace(PLAIN, device_busy_ratio=0.95, emulated=True, execution_s_by_rows=gains)
     met = measure(samples, warm_up_s=1.0, slo=None, activity=busy)
     assert named(met) == "none"
+    assert text_of(find_bottleneck(met, SETTINGS).text) == (
+        "batch threads execute 95 % of the time, but batches are only 7.81 % full: fuller ones serve more rows, each "
+        "in more time"
+    )
     assert named(replace(met, requests=2 * met.requests)) == "device"
     assert named(met, max_batch_size=4) == "device"
 
@@ -187,6 +191,17 @@ def test_a_batch_timeout_of_50_ms_is_named() -> None:
     )
     assert named(slow, batch_timeout_s=0.05) == "batch_timeout"
     assert named(slow, batch_timeout_s=0.0) == "concurrency"
+
+
+def test_a_smaller_batch_size_is_advised_only_where_batches_wait_for_rows() -> None:
+    few = run(concurrency=4, mean_batch_rows=2.0)
+    advised = {
+        timeout_s: text_of(find_bottleneck(few, replace(SETTINGS, batch_timeout_s=timeout_s)).advice)
+        for timeout_s in (0.0, 0.01)
+    }
+    assert "more clients" in advised[0.0]
+    assert "max_batch_size" not in advised[0.0]
+    assert "lower max_batch_size" in advised[0.01]
 
 
 def test_four_clients_on_batches_of_64_are_named() -> None:
@@ -464,7 +479,9 @@ def cases() -> Iterator[SimpleNamespace]:
         protocols, (True, False, None), (True, False), (True, False, None), (True, False), (True, False)
     ):
         yield SimpleNamespace(
-            settings=SimpleNamespace(protocol=protocol, batching=batching, own_words=None),
+            settings=SimpleNamespace(
+                protocol=protocol, batching=batching, own_words=None, batch_timeout_s=0.01
+            ),
             run=SimpleNamespace(concurrency=8 if closed else None),
             batches_full=full,
             is_met=met,

@@ -481,6 +481,20 @@ class Run:
         write_whole(path, to_parquet(samples))
 
 
+def require_writable(root: Path) -> None:
+    """Check that runs can be saved below `root`, before a server is launched for them.
+
+    Raises:
+        ArchiveError: this user may make no folder there.
+    """
+    nearest = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        why = "it cannot be written" if nearest.is_dir() else "it is no folder"
+        raise ArchiveError(
+            f"cannot make {root}: {nearest}: {why}", hint="choose another folder with --results"
+        )
+
+
 def create_run(
     scenario: Scenario,
     scenario_text: str,

@@ -56,6 +56,15 @@ def versions_of(model: str) -> list[Path]:
     )
 
 
+def base_path_of(file: Path, own: ServedModelSpec) -> Path:
+    """Return the directory of versions of one of several models. A model that has none is to be copied into one beside
+    `file`; where it is not known, the directory is PATH/NAME."""
+    if versions := versions_of(own.model):
+        return versions[0].parent
+    is_bare = lies_bare(absolute(own.model))
+    return own_file(absolute(file), own.name).parent if is_bare else Path(UNKNOWN) / own.name
+
+
 def beside(file: Path, *names: str) -> Path:
     """Return the path of a further file that a server of several models needs: `names`, its path in parts, below the
     folder of `file`, such as "models", "a", "batching_params.pbtxt".
@@ -90,10 +99,7 @@ def server_files(
         is_none = configuration.batching is None and configuration.dialect == "tfserving"
         return {} if is_none else {file: parameters_text(recommendation, model_config)}
     shared = Configuration(batching=configuration.batching, flags=configuration.flags)
-    base_paths = {
-        own.name: str(versions[0].parent) if (versions := versions_of(own.model)) else f"{UNKNOWN}/{own.name}"
-        for own in models
-    }
+    base_paths = {own.name: str(base_path_of(file, own)) for own in models}
     return {
         file: parameters_file(shared).text,
         beside(file, MODELS_CONFIG): model_config_text(base_paths),

@@ -191,6 +191,8 @@ def _exit_code(run: Callable[[], object]) -> int:
     try:
         run()
     except SystemExit as ended:
+        if ended.__context__ is not None and isinstance(ended.__context__.__cause__, KeyboardInterrupt):
+            print("interrupted", file=sys.stderr)  # typer says nothing
         return int(ended.code or 0)
     except BatchtuneError as error:
         print(f"error: {error.message}", file=sys.stderr)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from batchtune.archive.server_files import MODELS_CONFIG, UNKNOWN, beside, own_file, versions_of
+from batchtune.archive.server_files import MODELS_CONFIG, base_path_of, beside, own_file, versions_of
 from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration, flag_text
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.scenario import Scenario
@@ -79,9 +79,11 @@ def deployment(
     model = _lying(scenario.target)
     server = server_of(configuration, scenario.target, [model])
     name = deployed_name(configuration, scenario.target)
-    copying, base_path = (
-        _copied(model, name) if lies_bare(model) else ("", _base_path(model, scenario.target))
-    )
+    copying, base_path = "", _base_path(model, scenario.target)
+    if lies_bare(model):  # it is copied into a folder where the command is run
+        version = Path("served") / name / "1"
+        copying = f"{_copying(model, version)} && "
+        base_path = f'"$PWD"/{shlex.quote(str(version.parent))}'
     words = [f"--model_name={name}", *PORTS]
     if configuration.batching is not None:
         words += ["--enable_batching", f"--batching_parameters_file={parameters_file}"]
@@ -100,8 +102,8 @@ def _as_measured(scenario: Scenario) -> str:
 
 
 def _of_several_models(configuration: Configuration, scenario: Scenario, file: Path) -> list[str]:
-    """Return the commands for several models: copy each model's own parameters into its version directories,
-    start the server.
+    """Return the commands for several models: copy models without version directories, and each model's own parameters
+    into its version directories; start the server.
 
     PATH represents the parent folder of a model whose directory is not known, here and in the file with the
     list of models.
@@ -113,15 +115,18 @@ def _of_several_models(configuration: Configuration, scenario: Scenario, file: P
         f"--model_config_file={beside(file, MODELS_CONFIG)}",
         *PORTS,
     ]
-    copies = []
+    base_paths = {own.name: base_path_of(file, own) for own in scenario.target.models}
+    bare = {name: Path(model) for name, model in models.items() if lies_bare(Path(model))}
+    copies = [_copying(absolute(model), base_paths[name] / "1") for name, model in bare.items()]
     if configuration.batching is not None:
         words += ["--enable_batching", f"--batching_parameters_file={file}"]
     if configuration.models:
         words.insert(-1, "--enable_per_model_batching_parameters")
-        copies = [
+        copies += [
             shlex.join(["cp", str(own_file(file, name)), str(version / OWN_PARAMETERS)])
             for name, _ in configuration.models
-            for version in versions_of(models[name]) or [Path(UNKNOWN) / name / "VERSION"]
+            for version in versions_of(models[name])
+            or [base_paths[name] / ("1" if name in bare else "VERSION")]
         ]
     command = shlex.join([*words, *_flag_words(configuration, scenario, server)])
     return [*copies, f"{command}{_as_measured(scenario)}"]
@@ -339,25 +344,15 @@ def _is_saved_model(model: Path) -> bool:
     )
 
 
-def _copied(model: Path, name: str) -> tuple[str, str]:
-    """Return (commands, base path) for a model without a version directory: shell commands that copy it into
-    one under served/.
-
-    The commands end with ` && `; the base path is quoted for a shell.
-    """
-    # The folder, where the command is run, to which a model without a version directory is copied.
-    served = "served"
-    version = Path(served) / name / "1"
+def _copying(model: Path, version: Path) -> str:
+    """Return the shell commands that copy a model without a version directory into this one, joined by `&&`."""
     if model.is_dir():
-        copies = {f"{model}/.": str(version)}
+        copies = {f"{model}/.": version}
     else:
-        copies = {str(file): str(version / own) for own, file in version_files(model).items()}
-    folders = sorted(
-        {str(version), *(str(Path(place).parent) for place in copies.values() if model.is_file())}
-    )
-    commands = [["mkdir", "-p", *folders], *(["cp", "-r", *copy] for copy in copies.items())]
-    base_path = f'"$PWD"/{shlex.quote(str(version.parent))}'
-    return "".join(f"{shlex.join(command)} && " for command in commands), base_path
+        copies = {str(file): version / own for own, file in version_files(model).items()}
+    folders = sorted({str(version), *(str(place.parent) for place in copies.values() if model.is_file())})
+    commands = [["mkdir", "-p", *folders], *(["cp", "-r", *map(str, copy)] for copy in copies.items())]
+    return " && ".join(map(shlex.join, commands))
 
 
 def _base_path(model: Path, target: TargetSpec) -> str:

@@ -71,10 +71,13 @@ def sweep(
     Without --rate and --concurrency, sweep looks for the highest rate within the SLO. Exit code: 0 confirmed, 3 nothing
     meets the SLO, 5 not confirmed, 7 the server failed.
     """
+    from batchtune.archive.run import require_writable
     from batchtune.cli.arguments.overrides import positive_s
     from batchtune.cli.commands.model_scenario import subject_of_sweep
     from batchtune.cli.commands.run_sweep import run_sweep
 
+    if resume is None:
+        require_writable(results)
     if budget is not None:
         positive_s("--budget", budget, units=("s", "m"))
         wanted = replace(wanted, overrides=[*wanted.overrides, f"search.budget.time={budget}"])
@@ -145,10 +148,13 @@ def load(
     """
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
+    from batchtune.archive.run import require_writable
     from batchtune.check.load_limits import parse_limits
     from batchtune.cli.commands.model_scenario import subject_of_load
     from batchtune.cli.commands.run_load import run_load
 
+    if not no_save:
+        require_writable(results)
     wanted = replace(wanted, no_batching=no_batching, rest_url=rest_url, grpc_url=grpc_url)
     parse_limits(gate or [])  # a mistake is reported before a model is launched
     wanted = subject_of_load(subject, wanted, server=server, quiet=quiet)
@@ -196,9 +202,11 @@ def compare(
     each. Exit code: 0 compared; 6 invalid (the load generator was the limit, or the host stayed noisy in every run of a
     variant). With --max-regress also: 1 a variant regressed, 3 one misses the SLO, 5 no verdict.
     """
+    from batchtune.archive.run import require_writable
     from batchtune.cli.commands.compare import run_compare
     from batchtune.cli.commands.model_scenario import subject_of_comparison
 
+    require_writable(results)
     wanted = replace(wanted, no_batching=no_batching)
     asked = subject_of_comparison(subject, wanted, quiet=quiet)
     return run_compare(

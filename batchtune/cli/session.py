@@ -274,7 +274,7 @@ class MeasuringSession:
             first = "" if self.trials else " before the first trial"
             if self.kind == "load" and not any(map(was_interrupted, self.trials)):
                 first = f" before enough of the {'next' if self.trials else 'first'} point was measured"
-            print(f"interrupted{first}{'; ' if saved else ''}{saved}{on}", file=sys.stderr)
+            print(f"interrupted{first}{'; ' if saved else ''}{saved}", file=sys.stderr)
 
 
 @contextmanager

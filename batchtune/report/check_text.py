@@ -97,7 +97,7 @@ def gate_table(account: Account) -> list[list[str]]:
     conclusion = account.conclusion
     all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
     sides = (account.baseline, account.candidate)
-    headings = ["figure", *sides, "change by pairs [interval]", "margin", "verdict"]
+    headings = ["figure", *sides, "median change of pairs [interval]", "margin", "verdict"]
     rows = [
         _row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import string
 import sys
 import tomllib
@@ -159,11 +160,11 @@ class Marks:
         touching = sorted({self._letters()[caveat.code] for caveat in noted})
         return f"{text} ({', '.join(touching)})" if touching else text
 
-    def lines(self, *, named: str = "") -> list[str]:
+    def lines(self, *, named: str = "", shown: str = "") -> list[str]:
         """Return a line for each caveat: `(a) whose: text — advice`; an advice given before is `as for (a)`.
 
         `whose` is left out where the caveat concerns all. `named`: the kind of things that have caveats,
-        such as "clients".
+        such as "clients". `shown`: the table as it is printed; a letter that it lacks is left out ("": it has all).
         """
         lines: list[str] = []
         first_with: dict[str, str] = {}
@@ -172,9 +173,10 @@ class Marks:
             advice = advice_of(caveat)
             names = f"{named} {', '.join(concerned)}".strip()
             whose = "" if len(concerned) == len(self.caveats) else f"{names}: "
-            earlier = first_with.setdefault(advice, letter)
-            shown = advice if earlier == letter else f"as for ({earlier})"
-            lines.append(f"({letter}) {whose}{text_of(caveat)} — {shown}")
+            is_marked = not shown or re.search(rf"\([a-z, ]*\b{letter}\b[a-z, ]*\)", shown)
+            earlier = first_with.setdefault(advice, letter) if is_marked else letter
+            advised = advice if earlier == letter else f"as for ({earlier})"
+            lines.append(f"{f'({letter}) ' if is_marked else ''}{whose}{text_of(caveat)} — {advised}")
         return lines
 
     def concerned(self) -> dict[str, dict[str, Coded]]:

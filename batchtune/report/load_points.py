@@ -119,10 +119,11 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
     named = _named(measured)
     limits = {load: None if models else trial_bottleneck(point, scenario) for load, point in measured.items()}
     marks = Marks(caveats={load: measurement_of(point).caveats for load, point in measured.items()})
+    shown = ""
     if measured:
         rows = _rows(measured, named=named, limits=limits, marks=marks, scenario=scenario)
-        tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
-        shown = "".join(cell for row in rows for cell in row)
+        printed = tables.print_rows(rows, dispensable=dispensable, elsewhere="--csv and --json have them")
+        shown = "".join(cell for row in printed for cell in row)
         meanings = {
             "[≥": "[≥ …]: the upper end is not known",
             "unbounded": "unbounded: too many requests failed",
@@ -141,7 +142,7 @@ def print_points(points: Sequence[Trial], *, scenario: Scenario | None = None) -
         *_cost_lines(measured),
         *_shared_server_lines(points[0].server if points else None),
     )
-    tables.print_text(*marks.lines(named=named), indent="    ")
+    tables.print_text(*marks.lines(named=named, shown=shown), indent="    ")
     failures = (
         f"failed: {point.model}: {point.failure}" if point.model else f"failed: {point.failure}"
         for point in parts_of(points)

@@ -82,8 +82,8 @@ def print_rows(
     *,
     dispensable: Sequence[str] = (),
     elsewhere: str = "--json has them",
-) -> None:
-    """Print headings and rows as a table that fits the terminal.
+) -> list[list[str]]:
+    """Print headings and rows as a table that fits the terminal. Returns what was printed of them.
 
     Columns without any value are left out. Then the columns `dispensable` are left out, in that order, until
     the rest fits, but `errors` only where there are none; a line below names them, and `elsewhere` says where to find
@@ -100,6 +100,7 @@ def print_rows(
     left_out = ", ".join(name for name in names if name not in shown[0])
     if left_out:
         print_text(f"Columns that do not fit: {left_out}; {elsewhere}.")
+    return shown
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

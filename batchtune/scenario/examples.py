@@ -173,12 +173,13 @@ def running_scenario(server: str, model: str, places: Mapping[str, str], others:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def http_app_scenario(url: str) -> str:
-    """Return the text of a scenario for an app of which only its URL is known, with comments on what to edit."""
+def http_app_scenario(url: str, file: str = "") -> str:
+    """Return the text of a scenario for an app of which only its URL is known, with comments on what to edit. `file`:
+    its name as a word of a shell ("": that of the app)."""
     path = re.sub(r"^\w+://[^/]*", "", url) or "/"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.rpartition("/")[2]).strip("._-") or "app"
     text = Path(__file__).with_name("http_app.yaml").read_text(encoding="utf-8")
-    return _with_words(text, {"{url}": url, "{path}": path, "{name}": name})
+    return _with_words(text, {"{url}": url, "{path}": path, "{name}": name, "{file}": file or f"{name}.yaml"})
 
 
 def _preset(server: str) -> str:

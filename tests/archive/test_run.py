@@ -17,7 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchtune.archive.listing import swept_scenarios
-from batchtune.archive.run import DUETS, LEDGER, SEARCH, Run, create_run, open_run, write_whole
+from batchtune.archive.run import (
+    DUETS,
+    LEDGER,
+    SEARCH,
+    Run,
+    create_run,
+    open_run,
+    require_writable,
+    write_whole,
+)
 from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import ArchiveError, ScenarioError
 from batchtune.report.findings import text_of, worded
@@ -382,3 +391,14 @@ def test_a_folder_of_runs_means_its_newest(tmp_path):
     assert open_run(newer.path.parent).path == newer.path
     with pytest.raises(ArchiveError, match="is not a run"):
         open_run(tmp_path / "nowhere")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    require_writable(tmp_path / "new" / "results")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    with pytest.raises(
+        ArchiveError, match=r"cannot make .*/file/results: .*/file: it is no folder"
+    ) as caught:
+        require_writable(tmp_path / "file" / "results")
+    assert "--results" in caught.value.hint

@@ -392,3 +392,13 @@ def test_a_server_that_does_not_answer_is_a_target_failure(scenario: Path) -> No
 def test_version_is_printed() -> None:
     done = batchtune("--version", cwd=Path.cwd())
     assert done.stdout.startswith("batchtune 0.")
+
+
+@pytest.mark.parametrize("command", ["sweep", "load", "compare"])
+def test_results_that_cannot_be_saved_are_told_before_the_model_is_looked_at(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = answered(command, "gone.onnx", "--results", "file/results", cwd=tmp_path)
+    assert "error: cannot make file/results" in done.stderr
+    assert "gone" not in done.stderr

@@ -221,6 +221,7 @@ def test_an_app_that_is_no_model_server_gets_a_scenario_that_says_what_to_edit(
     text = Path("app.yaml").read_text()
     for named in ("launch: [", "set: {env: ", "{flag: ", "means: ", "rows_path", "{{rows}}", "{port}/score"):
         assert named in text
+    assert "`batchtune load app.yaml` measures it" in text
     assert "null" not in text
     assert "next: batchtune load app.yaml" in done.stderr
 

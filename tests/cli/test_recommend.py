@@ -241,9 +241,12 @@ def test_json_of_a_server_of_kind_http_has_its_own_words(own_run, capsys, tmp_pa
 def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     file = tmp_path / "config.pbtxt"
     file.write_text("kept")
-    for here, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "such", "No such file")):
-        with pytest.raises(UsageError, match=f"--write: .*{reason}"):
+    full = Path("/dev/full")
+    told = ((tmp_path, "Is a directory"), (tmp_path / "no" / "such", "No such file"), (full, "No space left"))
+    for here, reason in told:
+        with pytest.raises(UsageError, match=f"--write: .*{reason}") as refused:
             run_recommend(run.path, {}, dialect="triton", write=here, results=tmp_path, json=False)
+        assert "Errno" not in refused.value.message
     assert run_recommend(run.path, {}, dialect="triton", write=file, results=tmp_path, json=False) == 0
     assert file.read_text().startswith("max_batch_size: 14\n")
     assert {one.name for one in tmp_path.iterdir()} == {"config.pbtxt", run.path.parent.name}

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import typer
 
 from batchtune.archive.run import Run, create_run
 from batchtune.cli import session as cli_session
+from batchtune.cli.app import _exit_code
 from batchtune.cli.commands.run_recommend import to_establish
 from batchtune.cli.session import MeasuringSession, require_same, session
 from batchtune.errors import (
@@ -85,9 +87,8 @@ def test_a_session_that_ends_early_keeps_what_worked_and_says_how_to_go_on(
     err = capsys.readouterr().err
     assert err.startswith(words)
     on = f"\nnext: batchtune sweep {run.path / 'scenario.yaml'} --resume {run.path}\n"
-    assert (on in err) == (kind == "")
-    read = "batchtune recommend"
-    assert (read in err) == (kind == "" and not isinstance(fault, KeyboardInterrupt))
+    is_told = kind == "" and not isinstance(fault, KeyboardInterrupt)
+    assert (on in err) == ("batchtune recommend" in err) == is_told
 
 
 def test_a_session_in_which_nothing_worked_ends_by_its_error(
@@ -141,3 +142,13 @@ def test_a_server_that_could_not_be_put_back_counts_more_than_what_was_measured(
         raise KeyboardInterrupt
     current.restored = False
     assert current.exit_code(0) == 7
+
+
+def test_an_interrupt_that_no_command_hears_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def early() -> None:
+        raise KeyboardInterrupt
+
+    command = typer.Typer()
+    command.command()(early)
+    assert _exit_code(lambda: command([])) == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -270,6 +270,9 @@ def test_marks_stand_in_the_order_of_the_list_below():
     assert [line[:3] for line in marks.lines()] == ["(a)", "(b)"]
     assert marks.lines()[1].startswith("(b) two: the device is emulated")
     assert marks.lines()[0].startswith("(a) the load generator sent requests late")
+    unlettered, lettered = marks.lines(shown="two (b) 9.35")  # the column with (a) did not fit
+    assert unlettered.startswith("the load generator sent requests late")
+    assert lettered.startswith("(b) two: ")
 
 
 def test_the_servers_flags_tell_which_threads_limit_it():

@@ -71,6 +71,23 @@ def test_the_answer_says_what_each_gets_and_what_company_costs(tmp_path: Path) -
     assert "--enable_per_model_batching_parameters" in text
 
 
+def test_models_that_are_files_are_copied_to_where_the_list_of_models_finds_them(tmp_path: Path) -> None:
+    text = TEXT
+    for name in "ab":
+        (tmp_path / f"{name}.onnx").touch()
+        text = text.replace(f"model: {name}", f"model: {tmp_path}/{name}.onnx")
+    run = create_run(parse_scenario(text), text, root=tmp_path / "results", provenance={})
+    for trial in trials_of(TEXT):
+        run.append(trial, None)
+    said = told("recommend", run.path, cwd=tmp_path)
+    assert "PATH/" not in said
+    for name, file in (("ranker", "a.onnx"), ("reader", "b.onnx")):
+        base_path = run.path / "models" / name
+        assert f"mkdir -p {base_path}/1 && cp -r {tmp_path}/{file} {base_path}/1/model.onnx" in said
+        assert f"cp {base_path}/batching_params.pbtxt {base_path}/1/batching_params.pbtxt" in said
+        assert f'base_path: "{base_path}"' in (run.path / "models.config").read_text()
+
+
 def test_a_latency_claims_no_rates_that_were_not_searched(tmp_path: Path) -> None:
     text = told("recommend", kept(tmp_path, LATENCY).path, cwd=tmp_path)
     assert "At ×1 of the stated rates, all models together:" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -55,12 +55,38 @@ OneConcurrencyOption = Annotated[
 ]
 
 
-def _keys_beginning(incomplete: str) -> list[str]:
-    """Return the keys of a scenario that begin with `incomplete`, each with `=`, for shell completion of
-    --set."""
+def _completing(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a shell completion by these words; of a list divided by commas it completes the last."""
+
+    def beginning(incomplete: str) -> list[str]:
+        head, comma, last = incomplete.rpartition(",")
+        return [f"{head}{comma}{word}" for word in words() if word.startswith(last)]
+
+    return beginning
+
+
+def _keys() -> list[str]:
     from batchtune.scenario.reader import dotted_keys
 
-    return [f"{key}=" for key in dotted_keys() if key.startswith(incomplete)]
+    return [f"{key}=" for key in dotted_keys()]
+
+
+def _parameters() -> list[str]:
+    from batchtune.batching.parameters import PARAMETER_NAMES
+
+    return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching")]
+
+
+def _figures() -> list[str]:
+    from batchtune.scenario.spec.check import METRICS
+
+    return [f"{name}=" for name in METRICS]
+
+
+def _servers() -> list[str]:
+    from batchtune.scenario.examples import server_names
+
+    return server_names()
 
 
 SetOption = Annotated[
@@ -69,7 +95,7 @@ SetOption = Annotated[
         "KEY=VALUE",
         "Override a key of the scenario, e.g. search.budget.time=30s.",
         "--set",
-        autocompletion=_keys_beginning,
+        autocompletion=_completing(_keys),
     ),
 ]
 ConcurrencyOption = Annotated[
@@ -104,19 +130,12 @@ ServerOption = Annotated[
         "NAME",
         "The argument is an app, or a model, of this server: bentoml, fastapi, infinity, litserve, mlserver, "
         "ray-serve, sglang, tei, transformers-serve, vllm.",
+        autocompletion=_completing(_servers),
     ),
 ]
 Dialect = Literal["tfserving", "triton", "cortex", "flags", "docker", "k8s", "kserve", "json"]
 TableFormat = Literal["table", "csv", "markdown", "parquet", "json"]
 Routing = Literal["round_robin", "random", "least_loaded"]
-
-
-def _parameters_beginning(incomplete: str) -> list[str]:
-    """Return the batching parameters that begin with `incomplete`, each with `=`, for shell completion of
-    --set."""
-    from batchtune.batching.parameters import PARAMETER_NAMES
-
-    return [f"{name}=" for name in (*PARAMETER_NAMES, "enable_batching") if name.startswith(incomplete)]
 
 
 ParameterOption = Annotated[
@@ -125,14 +144,9 @@ ParameterOption = Annotated[
         "KEY=VALUE[,VALUE…]",
         "A batching parameter. Several values give one row each, several --set all combinations.",
         "--set",
-        autocompletion=_parameters_beginning,
+        autocompletion=_completing(_parameters),
     ),
 ]
-
-
-def _keys_and_parameters_beginning(incomplete: str) -> list[str]:
-    """Return parameters and scenario keys that begin with `incomplete`, for shell completion of `load --set`."""
-    return [*_parameters_beginning(incomplete), *_keys_beginning(incomplete)]
 
 
 LoadSetOption = Annotated[
@@ -142,7 +156,7 @@ LoadSetOption = Annotated[
         "A batching parameter of the launched server, e.g. max_batch_size=8, whether the scenario searches it "
         "or not; or a key of the scenario, e.g. load.duration=10s.",
         "--set",
-        autocompletion=_keys_and_parameters_beginning,
+        autocompletion=_completing(lambda: [*_parameters(), *_keys()]),
     ),
 ]
 
@@ -155,6 +169,7 @@ MaxRegressOption = Annotated[
         "Figures: throughput, capacity, p50, p95, p99, errors, cpu, gpu, memory, gpu_memory, startup.",
         "--max-regress",
         "--max-regression",
+        autocompletion=_completing(_figures),
     ),
 ]
 

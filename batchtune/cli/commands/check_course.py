@@ -337,6 +337,7 @@ class Course:
     duets: dict[int, tuple[float, float]] = field(default_factory=dict)
     _phases: dict[Phase, list[Trial]] = field(default_factory=dict)
     _blocks: dict[Phase, int] = field(default_factory=dict)
+    _began: dict[Phase, float] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:
@@ -366,6 +367,7 @@ class Course:
         have = self._blocks.get(phase, 0)
         if blocks > have and (not have or (have >= ONE_LAUNCH and not self.relaunches)):
             self._launch(phase, guarded)
+        self._began.setdefault(phase, time.monotonic())
         trials = self._phases.setdefault(phase, [])
         for finished in compare(
             self.variants,
@@ -395,7 +397,7 @@ class Course:
                 gates,
                 self.measure,
                 blocks_max=blocks_max,
-                on_look=lambda *look: self.view.event(look_text(*look, blocks_max=blocks_max)),
+                on_look=self._tell_look,
             )
         except KeyboardInterrupt:
             blocks = self.figures(self._phases.get("screen", ()), "screen")
@@ -412,6 +414,10 @@ class Course:
                 reason=as_text(error.message),
                 target_failed=True,
             )
+
+    def _tell_look(self, phase: Phase, blocks: int, findings: Sequence[Finding]) -> None:
+        spent_s = time.monotonic() - self._began[phase]
+        self.view.event(look_text(phase, blocks, findings, blocks_max=self.benches.blocks, spent_s=spent_s))
 
     def _compare_cpu(self, trials: Sequence[Trial]) -> None:
         """Measure the CPU time per request for each block of the trials that has none yet, by loads in short
@@ -533,10 +539,13 @@ def closed(stack: ExitStack) -> BatchtuneError | None:
     return None
 
 
-def look_text(phase: Phase, blocks: int, findings: Sequence[Finding], *, blocks_max: int) -> str:
-    """Describe how far a check is: `6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99`.
+def look_text(
+    phase: Phase, blocks: int, findings: Sequence[Finding], *, blocks_max: int, spent_s: float
+) -> str:
+    """Describe how far a check is: `6 of at most 36 blocks: OK: cpu; no verdict yet on p95, p99; at most about 5 min
+    more before a confirmation`.
 
-    In the confirmation: `3 of at most 36 confirmation blocks: …`.
+    In the confirmation: `3 of at most 36 confirmation blocks: …`. `spent_s`: seconds that the blocks took.
     """
     by_state: dict[str, list[str]] = {}
     for finding in findings:
@@ -544,4 +553,7 @@ def look_text(phase: Phase, blocks: int, findings: Sequence[Finding], *, blocks_
     heads = {"ok": "OK:", "improved": "improved:", "regressed": "regressed:", "open": "no verdict yet on"}
     states = [f"{heads[state]} {', '.join(names)}" for state, names in by_state.items() if state in heads]
     kind = "blocks" if phase == "screen" else "confirmation blocks"
+    if "open" in by_state and "regressed" not in by_state and blocks < blocks_max:
+        left = rounded_duration(spent_s * (blocks_max - blocks) / max(blocks, 1))
+        states.append(f"at most about {left} more{' before a confirmation' if phase == 'screen' else ''}")
     return f"{blocks} of at most {blocks_max} {kind}: {'; '.join(states)}"

@@ -181,7 +181,9 @@ def run_init_model(
         text = _language_model_text(language_model, argument, write, guessed=not wanted.overrides)
         return _written(text, write, command="load")
     if kind == "address" and (url := http_app_at(argument)) is not None:
-        return _written(_asked_text(http_app_scenario(url), wanted, source=argument), write, command="load")
+        file = "" if write in (None, Path("-")) else shlex.quote(str(write))
+        text = _asked_text(http_app_scenario(url, file), wanted, source=argument)
+        return _written(text, write, command="load")
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)

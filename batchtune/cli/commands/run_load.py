@@ -254,6 +254,7 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
     """
     configuration = plans[0].request.configuration
     clients = max((plan.request.concurrency or 0 for plan in plans), default=0)
+    view.event("a short load first, which shows how long the others must last")
     pace = probed_pace(bench, scenario, configuration, clients=clients or None)
     paced = [replace(plan, pace=pace) for plan in plans]
     times = [

@@ -377,6 +377,7 @@ def _write(path: Path, text: str, *, beside: Mapping[Path, str]) -> None:
         else:
             path.write_text(text, encoding="utf-8")
     except (OSError, ArchiveError) as error:
-        raise UsageError(f"--write: {error}") from error
+        why = f"{path} cannot be written: {error.strerror}" if isinstance(error, OSError) else error
+        raise UsageError(f"--write: {why}") from error
     for kept in replaced:
         print(f"note: replaced {kept}, which had another text", file=sys.stderr)

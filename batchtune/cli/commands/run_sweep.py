@@ -213,6 +213,8 @@ def _concluded(current: MeasuringSession, *, why: bool, json: bool) -> int:
             raise
         if not isinstance(current.fault, WrongAnswerError):
             print(f"no recommendation: {error.message}", file=sys.stderr)
+        if isinstance(current.fault, KeyboardInterrupt):  # else the answer says how to go on
+            print(f"next: batchtune sweep {run.path / SCENARIO} --resume {run.path}", file=sys.stderr)
     finally:
         if current.trials:
             report_at_end(run)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from batchtune.check.account import account_from
 from batchtune.check.gate import Gate
 from batchtune.check.paired_check import judge_interrupted, paired_figures
-from batchtune.cli.commands.check_course import Course, needs_relaunches, without_search
+from batchtune.cli.commands.check_course import Course, look_text, needs_relaunches, without_search
 from batchtune.cli.session import MeasuringSession
 from batchtune.errors import TargetError
 from batchtune.report.check_text import closing, gate_table, headline
@@ -256,3 +257,20 @@ def test_a_loop_whose_duration_is_open_is_short_and_keeps_the_warm_up_that_its_s
         [scenario_of(load={"arrivals": "closed", "concurrency": 16, **stated})], {"p95": 0.05}
     )
     assert (loaded.load.warm_up_s, loaded.load.duration_s) == (warm_up_s, BURST_S)
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "words"),
+    [
+        (
+            "screen",
+            "open",
+            "blocks: no verdict yet on p95; at most about 5 min 00 s more before a confirmation",
+        ),
+        ("confirmation", "open", "confirmation blocks: no verdict yet on p95; at most about 5 min 00 s more"),
+        ("screen", "ok", "blocks: OK: p95"),
+    ],
+)
+def test_a_look_tells_how_long_the_rest_may_take(phase: Any, state: str, words: str) -> None:
+    finding: Any = SimpleNamespace(state=state, gate=SimpleNamespace(name="p95"))
+    assert look_text(phase, 6, [finding], blocks_max=36, spent_s=60.0) == f"6 of at most 36 {words}"

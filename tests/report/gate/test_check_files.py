@@ -132,7 +132,7 @@ def test_junit_is_valid_by_the_common_schema(junit_schema, conclusion):
 def test_markdown_is_a_table_with_the_verdict_at_its_head():
     text = markdown(account(baseline="a|b"))
     assert text.startswith("### REGRESSED: `pair`\n")
-    assert "| figure | a\\|b | pull_request | change by pairs [interval] | margin | verdict |" in text
+    assert "| figure | a\\|b | pull_request | median change of pairs [interval] | margin | verdict |" in text
     assert "- **Why:** batch execution time 2 ms" in text
     assert "Saved in" not in text
 

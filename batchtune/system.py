@@ -23,10 +23,10 @@ from types import FrameType
 from typing import Any, Final, Self
 
 
-def schedulable_cpus() -> frozenset[int]:
-    """Return the numbers of the CPUs that this process and its children may run on."""
+def schedulable_cpus(process: int = 0) -> frozenset[int]:
+    """Return the numbers of the CPUs that a process (0: this one) and its children may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(process))
     return frozenset(range(os.cpu_count() or 1))
 
 
@@ -198,8 +198,10 @@ class ScratchFolder:
         self.close()
 
 
-def remove_abandoned() -> None:
-    """Remove the scratch folders of this user whose process no longer lives."""
+def remove_abandoned() -> set[int]:
+    """Remove the scratch folders of this user whose process no longer lives; return the other processes that live and
+    may run on one of this process's CPUs."""
+    others: set[int] = set()
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*/"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -208,5 +210,10 @@ def remove_abandoned() -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
+            except BlockingIOError:
+                owner = int(os.read(lock, 20))
+                if schedulable_cpus(owner) & schedulable_cpus():
+                    others.add(owner)
             finally:
                 os.close(lock)
+    return others - {os.getpid()}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batchtune.cli.commands.run_sweep import _beside_others
 from batchtune.system import ScratchFolder, remove_abandoned
 
 KILLED = """
@@ -46,6 +47,18 @@ def test_the_folder_of_a_living_process_stays() -> None:
         assert folder.path.is_dir()
     assert not folder.path.exists()
     folder.close()
+
+
+def test_a_sweep_tells_of_another_process_that_measures_on_its_cpus() -> None:
+    code = "import sys; from batchtune.system import ScratchFolder as S; s = S(); print(1, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"1\n"
+        assert remove_abandoned() == {other.pid}
+        assert _beside_others().startswith(f"another batchtune (process {other.pid}) runs on these CPUs")
+        other.communicate()
+    assert _beside_others() == ""
 
 
 def test_what_is_not_a_scratch_folder_stays(tmp_path: Path) -> None:

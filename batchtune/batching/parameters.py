@@ -155,6 +155,11 @@ class Configuration:
                 return int(str(value)) if str(value).isdecimal() else default
         return value
 
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that the first request of a batch waits for others; 0 without batching, or where it is unknown."""
+        return 0.0 if self.batching is None else float(self.in_force("batch_timeout_micros") or 0) / 1e6
+
     def threads(self, cpus: Collection[int] | None = None) -> int:
         """Return how many batches run at once; without batching, how many requests.
 

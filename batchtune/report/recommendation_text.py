@@ -106,7 +106,11 @@ def _argument(
         yield "Search", [" ".join(_searched(chosen))]
     yield "Confidence", [" ".join([words.capitalised(words.confidence_sentence(chosen)), *more])]
     of_failures = ("confirmation_failed", "ran_out", "refused", "some_failed")
-    notes = [words.sentence(text_of(note)) for note in chosen.notes if whole or note.code in of_failures]
+    notes = [
+        words.sentence(text_of(note))
+        for note in chosen.notes
+        if note.code in of_failures or (whole and note.code != "unbatched_too_slow")  # which the gain says
+    ]
     warnings = [*words.qualifying_sentences(chosen), *([] if whole else [*notes, *_warnings(chosen)])]
     yield "Warning", [*filter(None, [" ".join(warnings)])]
     yield "Notes", notes if whole else []
@@ -120,6 +124,7 @@ def _not_measured(chosen: Recommendation) -> Iterator[str]:
     """Yield a sentence for each of no batching and the defaults that has no figures: whether it failed when it was
     tried."""
     known = {reference.name for reference in chosen.references}
+    known |= {"no_batching" for note in chosen.notes if note.code == "unbatched_too_slow"}
     for name in ("no_batching", "defaults"):
         if name in known:
             continue

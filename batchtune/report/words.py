@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck
+from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.findings import labels, text_of
 from batchtune.report.tables import ratio, span
@@ -25,7 +26,7 @@ from batchtune.tune.answer.recommendation import (
     tightest,
 )
 from batchtune.tune.evidence.bracket import FRESH, LEVEL
-from batchtune.units import counted, percentage, rounded
+from batchtune.units import counted, percentage, rounded, rounded_duration
 
 
 def limit_word(bottleneck: Bottleneck | None) -> str:
@@ -240,7 +241,8 @@ def gain_cell(other: Compared) -> str:
         case "open":
             return "may be better"
         case "misses":
-            return f"met in {other.met} of {other.runs}" if other.met else "misses the SLO"
+            missed = "undecided" if other.undecided else "misses the SLO"
+            return f"met in {other.met} of {other.runs}" if other.met else missed
         case "none":
             return "none measurable"
         case _:
@@ -259,6 +261,7 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
     level = next((other for other in others if other.name == chosen.level_with), None)
     if level is not None and present and level not in present and not level.open:
         yield f"{capitalised(NO_DIFFERENCE)} from {reference_text(level.name)}."
+    yield from (sentence(text_of(note)) for note in chosen.notes if note.code == "unbatched_too_slow")
 
 
 def gain_parts(chosen: Recommendation) -> tuple[list[str], list[str]]:
@@ -271,7 +274,9 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name, lone = reference_text(other.name), _met_by_one(other.capacity)
     match outcome_of(other):
         case "open" | "unknown":
-            return f"Whether it is better than {name} is open."
+            is_disturbed = other.gain is None and HOST_CODES & {caveat.code for caveat in other.caveats}
+            why = ", since the host was disturbed" if is_disturbed else ""
+            return f"Whether it is better than {name} is open{why}."
         case "misses":
             return f"{capitalised(name)} {_missed(other, 'miss' if other.name == 'defaults' else 'misses')}."
         case "none":
@@ -288,6 +293,8 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
 
 def _missed(other: Compared, misses: str = "misses") -> str:
     """State of a configuration that does not keep the SLO in how many runs it met it; where in none, that it misses."""
+    if other.undecided:
+        return "may meet the SLO: that is undecided"
     return f"met the SLO in {other.met} of {counted(other.runs, 'run')}" if other.met else f"{misses} the SLO"
 
 
@@ -521,27 +528,17 @@ def _of_its_limit(promise: Promise) -> str:
 
 def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
     """Return a clause on one thing that keeps the answer from being confirmed."""
-    met = _met(chosen)
     match question.code:
         case "server_gone":
             return "the server ended during the sweep"
         case "client_limited":
             return "the load generator was the limit, so the figures are its own, not the server's"
         case "no_run":
-            return f"no run at a fixed rate {met}, only closed loops did"
+            return f"no run at a fixed rate {_met(chosen)}, only closed loops did"
         case "unconfirmed":
-            runs = counted(question.held + question.missed, "confirmation run")
-            if not question.held + question.missed:
-                if chosen.capacity is None:
-                    return "no confirmation run was made"
-                missed = chosen.capacity.missed_higher
-                at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {missed} missed it' if missed else ''}"
-                return f"no confirmation run {met} at {at}"
-            if chosen.capacity is not None and chosen.capacity.refuted_rps is not None:
-                return _refuted(chosen.capacity)
-            if not question.missed:
-                return f"only {runs} {met}, {FRESH} are needed"
-            return f"only {question.held} of {runs} {met}"
+            return _unconfirmed(question, chosen)
+        case "unsteady":
+            return f"its confirmation runs differ, the best and the worst by ×{rounded(question.high)}"
         case "wide":
             if question.high is None:
                 return f"{_no_miss(chosen.capacity)}, so it may serve more"
@@ -551,6 +548,22 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
             far = "by an unknown factor" if question.high is None else f"by up to ×{rounded(question.high)}"
             return f"{question.labels[0]}{more} may be better, {far}"
+
+
+def _unconfirmed(question: OpenQuestion, chosen: Recommendation) -> str:
+    met = _met(chosen)
+    runs = counted(question.held + question.missed, "confirmation run")
+    if not question.held + question.missed:
+        if chosen.capacity is None:
+            return "no confirmation run was made"
+        missed = chosen.capacity.missed_higher
+        at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {missed} missed it' if missed else ''}"
+        return f"no confirmation run {met} at {at}"
+    if chosen.capacity is not None and chosen.capacity.refuted_rps is not None:
+        return _refuted(chosen.capacity)
+    if not question.missed:
+        return f"only {runs} {met}, {FRESH} are needed"
+    return f"only {question.held} of {runs} {met}"
 
 
 def better_outside(chosen: Recommendation) -> Compared | None:
@@ -576,14 +589,20 @@ def keep_sentence(chosen: Recommendation) -> str:
 
 def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
     """Yield a sentence for each thing that weakens the answer: a better configuration outside the space, parameters of
-    the running server that the recommended configuration leaves out (`drops`), a server that seems to ignore its
-    parameters."""
+    the running server that the recommended configuration leaves out (`drops`), a timeout for which each batch waits
+    where clients are fewer, a server that seems to ignore its parameters."""
     if (better := better_outside(chosen)) is not None and better.gain is not None:
         noise = "" if better.gain.high < 1.0 else ", within noise"
         yield (
             f"Outside search.space, {better.configuration.label()} measured better{noise}: what is recommended gives "
             f"{ratio(better.gain)} of it. To let it be the answer, widen search.space."
         )
+    timeout_s, clients = chosen.configuration.timeout_s, 0
+    if timeout_s and chosen.concurrency and not chosen.models:
+        clients = -(-int(chosen.configuration.in_force("max_batch_size") or 0) // chosen.rows_per_request)
+    if clients > 1 and clients >= (chosen.concurrency or 0):
+        waits = f"waits for its timeout, {rounded_duration(timeout_s)}"
+        yield f"With fewer than {clients} clients each batch {waits}."
     if chosen.drops:
         yield f"The answer drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
     if chosen.ignored == "batches":
@@ -623,7 +642,7 @@ def _is_only_open(chosen: Recommendation) -> bool:
     """Return whether the confirmation runs were good, so that only a higher rate, another configuration or a faster
     client is open."""
     codes = {question.code for question in chosen.open_questions}
-    return bool(codes) and codes <= {"wide", "rivals", "client_limited"}
+    return bool(codes) and codes <= {"unsteady", "wide", "rivals", "client_limited"}
 
 
 def _met(chosen: Recommendation) -> str:

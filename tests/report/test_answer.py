@@ -237,6 +237,20 @@ def test_what_is_said_of_a_reference(chosen: Recommendation, changes: dict[str, 
     assert words in said(replace(chosen, references=(reference,)))
 
 
+def test_a_timeout_that_a_lost_client_makes_every_batch_wait_for_is_warned_of(chosen: Recommendation) -> None:
+    all_clients = Configuration(batching=from_dict({"max_batch_size": 16, "batch_timeout_micros": 2000}))
+    words = "With fewer than 16 clients each batch waits for its timeout, 2 ms."
+    assert words in said(replace(chosen, configuration=all_clients))
+    assert "each batch waits" not in said(chosen)
+
+
+def test_why_a_gain_is_open_is_said_where_the_host_was_disturbed(chosen: Recommendation) -> None:
+    busy = (caveat("host_busy", foreign_ratio=0.77),)
+    reference = replace(chosen.references[1], gain=None, caveats=busy)
+    words = "Whether it is better than the server's defaults is open, since the host was disturbed."
+    assert words in said(replace(chosen, references=(reference,)))
+
+
 def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: Recommendation) -> None:
     none = Capacity(held_rps=0.0, missed_rps=700.0, held=0, missed=2, confirmed=False)
     gain = Estimate(value=2.86, low=2.86, high=float("inf"))
@@ -253,6 +267,10 @@ def test_a_reference_that_held_no_rate_is_beaten_by_at_least_so_much(capacity: R
         (OpenQuestion(code="unconfirmed"), "no confirmation run was made"),
         (OpenQuestion(code="unconfirmed", held=1), "only 1 confirmation run met the SLO, 3 are needed"),
         (OpenQuestion(code="unconfirmed", held=2, missed=1), "only 2 of 3 confirmation runs met the SLO"),
+        (
+            OpenQuestion(code="unsteady", high=3.27),
+            "its confirmation runs differ, the best and the worst by ×3.27",
+        ),
         (OpenQuestion(code="wide", high=1.4), "its capacity may be up to ×1.4 of what is stated"),
         (OpenQuestion(code="wide"), "no rate that misses the SLO was found, so it may serve more"),
         (
@@ -274,7 +292,7 @@ def test_every_open_question_is_told_with_what_would_settle_it_first(
     goes_on = (
         "The command behind `confirm` continues this sweep; its --budget includes the time already spent."
     )
-    were_good = question.code in ("wide", "rivals", "client_limited")
+    were_good = question.code in ("unsteady", "wide", "rivals", "client_limited")
     met = "3 of 3 confirmation runs met the SLO, but " if were_good else ""
     assert f"Confidence Not confirmed: {met}{words}. {goes_on}" in re.sub(r"\s+", " ", text)
     assert "Next        confirm  batchtune sweep S --resume R" in text

@@ -29,6 +29,7 @@ from batchtune.measure.caveats import HostGuard
 from batchtune.scenario.reader import ScenarioText, lines_named, lists_models
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
+from batchtune.system import remove_abandoned
 from batchtune.target.choice import placed, placed_as, target_of
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import first_configuration, last_configuration
@@ -106,7 +107,8 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     fleets = fleets_of(scenario, view)
     with current.serving(target):
         off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
-        for note in filter(None, (placement, beginning(scenario), off, _unset(scenario), *_traps(scenario))):
+        notes = (placement, beginning(scenario), off, _beside_others(), _unset(scenario), *_traps(scenario))
+        for note in filter(None, notes):
             view.event(note)
         scenario = current.found_on(scenario, target)
         current.launch(scenario, target, first_configuration(scenario), last_configuration(scenario))
@@ -180,6 +182,15 @@ def _require_search_of_several(scenario: Scenario) -> None:
                 f"target.models: {own.name} has no latency limit, by which several models are compared",
                 hint="add slo: {p95: 50ms} to it",
             )
+
+
+def _beside_others() -> str:
+    """Return a sentence on other processes of batchtune that run on the same CPUs; "" without any."""
+    others = sorted(remove_abandoned())
+    if not others:
+        return ""
+    named = ", ".join(map(str, others))
+    return f"another batchtune (process {named}) runs on these CPUs: each disturbs what the other measures"
 
 
 def _unset(scenario: Scenario) -> str:

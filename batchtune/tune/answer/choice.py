@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 from batchtune.measure.quantiles import Estimate
 from batchtune.tune.answer.recommendation import Capacity, OpenQuestion, stated_capacity
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, WIDEST, BracketRun, exceeds, runs_of
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, UNSTEADY, WIDEST, BracketRun, exceeds, runs_of
 from batchtune.tune.search.capacity import CapacitySearch
-from batchtune.tune.search.contenders import REFERENCES, Contender
+from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.search.search_loop import Search
 
@@ -44,7 +45,7 @@ class Capacities:
             c
             for c in known
             if c.simplicity < top.simplicity
-            and set(c.sources) & set(REFERENCES)
+            and c.is_reference
             and c.bracket.confirmed_rps >= top.bracket.stated_rps / LEVEL
             and c.bracket.confirmed_rps > 0.0
             and (self.is_established(c) or not self.is_established(top))
@@ -155,6 +156,8 @@ class FixedLoads:
         if not isinstance(search, FixedLoadSearch):
             raise TypeError(f"a fixed load is searched by {FixedLoadSearch.__name__}")
         self.search = search
+        self.beside: Contender | None = None
+        """The recommended contender, beside which others count by the runs that are comparable; None: by all."""
 
     def chosen(self) -> Contender | None:
         """Return the contender to recommend; None: none keeps the SLO.
@@ -172,7 +175,7 @@ class FixedLoads:
             c
             for c in search.contenders
             if c.simplicity < top.simplicity
-            and set(c.sources) & set(REFERENCES)
+            and c.is_reference
             and (other := search.standing(c)) is not None
             and other.keeps
             and sum(run.fresh for run in c.runs) >= FRESH
@@ -182,15 +185,15 @@ class FixedLoads:
 
     def ends(self, contender: Contender) -> tuple[float, float]:
         """Return (low, high), the interval of a contender's figure: requests/s, or 1 / (p95 in seconds) with objective
-        latency; (0, inf) without runs."""
-        standing = self.search.standing(contender)
+        latency; (0, inf) without comparable runs."""
+        standing = self.search.standing(contender, self.beside)
         if standing is None:
             return 0.0, math.inf
         return math.exp(standing.low), math.exp(standing.high)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the figure of `ours` divided by that of `other` (above 1: `ours` is better), with an interval from
-        both intervals; None: one of them has no runs."""
+        both intervals; None: one of them has no comparable runs."""
         return _ratio(self.ends(ours), self.ends(other), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
@@ -199,31 +202,21 @@ class FixedLoads:
 
     def keeps(self, contender: Contender) -> bool:
         """Whether the runs of a contender that met the SLO are more than those that missed it."""
-        standing = self.search.standing(contender)
+        standing = self.search.standing(contender, self.beside) or self.search.standing(contender)
         return standing is not None and standing.keeps
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
-        """Whether a rival may be better than `top`: it does not miss the SLO, and the upper end of its interval is
-        above OPEN times the figure of `top`."""
-        theirs, ours = self.search.standing(rival), self.search.standing(top)
-        return (
-            rival is not top
-            and theirs is not None
-            and ours is not None
-            and not theirs.misses
-            and theirs.high > ours.mean + math.log(OPEN)
-        )
+        """Whether a rival may be better than `top`, as the search has it."""
+        return self.search.is_open(rival, top)
 
     def behind(self, contender: Contender) -> tuple[list[BracketRun], int]:
         """Return (runs, confirmations): the runs from which a contender's figures are computed, and its number of
         confirmation runs.
 
-        The runs are those under the scenario's own load; of them the confirmation runs only, once there are FRESH of
-        these.
+        The runs are those that count (`counted_runs`) of the comparable ones; without any, of all.
         """
-        runs = self.search.own_runs(contender)
-        fresh = [run for run in runs if run.fresh]
-        return (fresh if len(fresh) >= FRESH else runs), len(fresh)
+        runs = self.search.counted_runs(contender, self.beside) or self.search.counted_runs(contender)
+        return runs, sum(run.fresh for run in runs)
 
     def capacity(self, _contender: Contender) -> Capacity | None:
         """Return None: under a fixed load no capacity is measured."""
@@ -238,6 +231,10 @@ class FixedLoads:
         questions = []
         if held < FRESH or FRESH * missed > held:
             questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
+        merits = sorted(merit for run in fresh if math.isfinite(merit := self.search.merit(run)))
+        low = sum(merit < statistics.median(merits) - math.log(UNSTEADY) for merit in merits)
+        if 4 * low > len(merits):
+            questions.append(OpenQuestion(code="unsteady", high=math.exp(merits[-1] - merits[0])))
         if rivals:
             first = max(rivals, key=lambda c: self.ends(c)[1])
             mean = self.search.standing(chosen)

@@ -174,6 +174,8 @@ def recommend(
     chosen = account.chosen()
     if chosen is None:
         raise nothing_to_recommend(trials, account)
+    if isinstance(account, FixedLoads):
+        account.beside = chosen
     return _Answer(account, chosen, trials, scenario, promised, search).recommendation()
 
 
@@ -411,6 +413,7 @@ class _Answer:
             fresh=fresh,
             behind=tuple(run.trial for run in runs),
             keeps=account.keeps(contender),
+            undecided=self._is_undecided(contender),
             open=contender.eligible and account.is_open(contender, self._chosen),
             outside=not contender.eligible,
             capacity=account.capacity(contender),
@@ -457,7 +460,8 @@ class _Answer:
             return "no" if account.keeps(unbatched) and not is_open else "not distinguishable"
         is_level = account.keeps(unbatched) and gain is not None and gain.value < LEVEL
         is_beyond = account.ends(best)[0] > account.ends(unbatched)[1] and not is_level
-        if is_beyond or (isinstance(account, FixedLoads) and not account.keeps(unbatched)):
+        misses = isinstance(account, FixedLoads) and not account.keeps(unbatched)
+        if is_beyond or (misses and not self._is_undecided(unbatched)):
             return "yes"
         most = max(account.ends(c)[1] for c in batched)
         if most < LEVEL * account.ends(unbatched)[0] or (gain is not None and gain.high < LEVEL):
@@ -474,10 +478,27 @@ class _Answer:
         ]
         return statistics.median(rows) if rows else math.nan
 
+    def _is_undecided(self, contender: Contender) -> bool:
+        """Whether a contender missed the SLO in its only run, where the interval of each latency reaches below its
+        limit; or in runs that cannot be compared with the recommended contender's (`Search.comparable`)."""
+        account = self._account
+        runs = account.behind(contender)[0]
+        if isinstance(account, Capacities) or account.keeps(contender) or self._state.of_models:
+            return False
+        if not account.search.own_runs(contender, self._chosen):
+            return bool(runs)
+        measured = self._measured(runs)
+        if len(runs) != 1 or not measured or measured[0].error_ratio > self._slo.error_ratio:
+            return False
+        lows = {name: latency.low for name, latency in measured[0].latency_s.items()}
+        return all(lows.get(name, math.inf) <= limit for name, limit in self._state.limits.items())
+
     def _missed(self, unbatched: Contender | None) -> tuple[str, float, float] | None:
         """(quantile, its seconds, the limit in seconds) that no batching misses under the scenario's own load; None:
-        it keeps the SLO, or the objective is capacity."""
+        it keeps the SLO, that is undecided, or the objective is capacity."""
         if unbatched is None or isinstance(self._account, Capacities) or self._account.keeps(unbatched):
+            return None
+        if self._is_undecided(unbatched):
             return None
         latency_s = self._latency(self._account.behind(unbatched)[0])
         for name, limit_s in self._state.limits.items():
@@ -586,7 +607,16 @@ class _Answer:
             yield coded("other_instances")
         if isinstance(self._account, Capacities) and self._slo != self._scenario.slo:
             yield coded("other_slo")
+        if isinstance(self._account, FixedLoads):
+            yield from self._too_slow(self._account.search)
         yield from self._largest_of_space()
+
+    def _too_slow(self, search: FixedLoadSearch) -> Iterator[Coded]:
+        """That no batching cannot keep up with the scenario's rate, by its closed loop: then it has no run at it."""
+        unbatched = search.contenders.of("no_batching")
+        if unbatched is not None and search.is_saturated(unbatched) and not search.own_runs(unbatched):
+            answered_rps = max(run.answered_rps for run in unbatched.runs)
+            yield coded("unbatched_too_slow", rate_rps=search.stated_rps, answered_rps=answered_rps)
 
     def _largest_of_space(self) -> Iterator[Coded]:
         """Of a space that the user wrote: which parameters that let a server do more at once have their largest value

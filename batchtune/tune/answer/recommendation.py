@@ -45,7 +45,7 @@ SCHEMA_VERSION = 4
 
 Helps = Literal["yes", "no", "not distinguishable"]
 
-Question = Literal["no_run", "unconfirmed", "wide", "rivals", "client_limited", "server_gone"]
+Question = Literal["no_run", "unconfirmed", "unsteady", "wide", "rivals", "client_limited", "server_gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,8 @@ class Compared:
     wrote excludes it. `capacity`: None with another objective.
     `gain`: the recommended configuration's figure divided by this one's; `high` inf: this one held no rate. None: it
     is not known, as where no rate was tried.
-    `met`: how many of the `runs` met the SLO; None: an older answer, which does not say.
+    `met`: how many of the `runs` met the SLO; None: an older answer, which does not say. `undecided`: it does not keep
+    the SLO by its runs, but they do not suffice to say that it misses it.
     """
 
     names: tuple[str, ...]
@@ -174,6 +175,7 @@ class Compared:
     behind: tuple[int, ...] = ()
     caveats: tuple[Coded, ...] = field(default=())
     met: int | None = None
+    undecided: bool = False
 
     @property
     def name(self) -> str:
@@ -263,6 +265,7 @@ class OpenQuestion:
 
     `no_run`: no run at one rate held, only closed loops did.
     `unconfirmed`: `held` confirmation runs held the stated rate and `missed` missed it, which is not enough.
+    `unsteady`: the best confirmation run is `high` times the worst, and more than a quarter lie far below the middle.
     `wide`: the rate missed is `high` times the stated one (None: no rate was missed).
     `rivals`: the configurations `labels` may be better by a factor of more than OPEN, the first up to `high` times
     (None: without bound).

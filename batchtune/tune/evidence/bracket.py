@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from batchtune.measure.caveats import has_short_client
+from batchtune.measure.caveats import HOST_CODES, has_short_client
 from batchtune.measure.measurement import Measurement
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -83,7 +83,7 @@ class BracketRun:
     `full`: a closed loop whose clients fill every batch, or an overload: the configuration cannot answer more.
     `by_client`: a miss at a rate that the client could not send in time, so that the server need not be the cause.
     `failed`: its trial has no figures: the server ended, or could not be started or set.
-    `disturbed`: other programs disturbed it (verdict NOISY).
+    `disturbed`: other programs, or a slower CPU, disturbed it (HOST_CODES).
     """
 
     trial: int
@@ -477,7 +477,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         full=is_full and not by_client,
         by_client=by_client and not held and rate_rps is not None,
         failed=failed,
-        disturbed=measured is not None and measured.verdict == "NOISY",
+        disturbed=measured is not None and any(known.code in HOST_CODES for known in measured.caveats),
     )
 
 
@@ -507,6 +507,7 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
         far=any(run.far for run in runs.values()) or (over >= far_over and "NOISY" not in verdicts),
         kept=all(run.kept for run in runs.values()),
         failed=any(run.failed for run in runs.values()),
+        disturbed=any(run.disturbed for run in runs.values()),
         fresh=trial.source == "confirm",
         requests=min(run.requests for run in runs.values()),
     )

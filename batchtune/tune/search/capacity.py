@@ -34,7 +34,7 @@ from batchtune.tune.evidence.bracket import (
     next_rate,
     of_limit,
 )
-from batchtune.tune.search.contenders import REFERENCES, Contender
+from batchtune.tune.search.contenders import Contender
 from batchtune.tune.search.search_loop import (
     CLIENTS_MAX,
     COMPARE_SHARE,
@@ -256,7 +256,7 @@ class CapacitySearch(Search):
         ]
         turns = 1.0 / sum(1.0 / scale for scale in held) if held else 1.0
         for contender in self.contenders:
-            is_named = bool({"alone", *REFERENCES} & set(contender.sources))
+            is_named = contender.is_reference or "alone" in contender.sources
             contender.hope = turns * self.stated_rps * (1.0 if is_named else UNCONFIRMED)
         ran = {c: self._guessed_rps(c) for c in self.contenders if c.bracket.open_runs}
         order = sorted(ran, key=lambda c: (self.worth(c), ran[c]), reverse=True)
@@ -406,7 +406,7 @@ class CapacitySearch(Search):
         held or more: whatever is hoped of it, it is left out only by a miss."""
         bracket = contender.bracket
         return (
-            contender in map(self.contenders.of, REFERENCES)
+            contender.is_reference
             and bracket.held_rps >= HOPELESS * top.bracket.held_rps
             and math.isinf(bracket.missed_once(0.0))
         )

@@ -87,6 +87,11 @@ class Contender:
         return 2 * self.failures >= max(len(self.runs), 1)
 
     @property
+    def is_reference(self) -> bool:
+        """Whether the contender is what runs now, no batching, or the server's defaults."""
+        return not {*REFERENCES}.isdisjoint(self.sources)
+
+    @property
     def simplicity(self) -> tuple[int, int, int]:
         """Sort key (kind, rows, threads), lowest for the simplest to deploy; kind: no batching, then the defaults, then
         any other."""

@@ -61,8 +61,6 @@ class FixedLoadSearch(Search):
         super().__init__(scenario, budget_s=budget_s, alone=alone)
         self._is_latency = scenario.objective == "latency"
         self._clients = None if scenario.load.open_loop else scenario.load.concurrency
-        self._looked_at = 0
-        self._foreign_numbers: set[int] = set()
         self._spread: tuple[int, float] = (-1, 0.0)
 
     # What runs say.
@@ -76,30 +74,21 @@ class FixedLoadSearch(Search):
             return math.nan
         return -math.log(value) if self._is_latency else math.log(value)
 
-    def own_runs(self, contender: Contender) -> list[BracketRun]:
-        """Return a contender's runs under the scenario's own load, without scouts."""
-        return [run for run in contender.runs if run.trial not in self._foreign]
+    def own_runs(self, contender: Contender, beside: Contender | None = None) -> list[BracketRun]:
+        """Return a contender's runs under the scenario's own load, without scouts, whose clients are others: those that
+        are `comparable` with the runs of `beside` (None: all)."""
+        return [run for run in self.comparable(contender, beside) if run.clients in (None, self._clients)]
 
-    @property
-    def _foreign(self) -> set[int]:
-        """Numbers of the trials under other loads than the scenario's: probes and scouts."""
-        for trial in self.trials[self._looked_at :]:
-            is_scout = trial.source == "calibration" and (
-                self._clients is None or trial.request.concurrency not in (None, self._clients)
-            )
-            if is_scout or trial.source in ("probe", "node"):
-                self._foreign_numbers.add(trial.number)
-        self._looked_at = len(self.trials)
-        return self._foreign_numbers
-
-    def standing(self, contender: Contender) -> Standing | None:
-        """Return a contender's merit from its runs under the scenario's load; None: none of these has a figure.
-
-        Once there are FRESH confirmation runs, only these count.
-        """
-        runs = self.own_runs(contender)
+    def counted_runs(self, contender: Contender, beside: Contender | None = None) -> list[BracketRun]:
+        """Return the runs from which a contender's figures are computed: its own, once there are FRESH confirmation
+        runs only these; `beside` as in `own_runs`."""
+        runs = self.own_runs(contender, beside)
         fresh = [run for run in runs if run.fresh]
-        counted = fresh if len(fresh) >= FRESH else runs
+        return fresh if len(fresh) >= FRESH else runs
+
+    def standing(self, contender: Contender, beside: Contender | None = None) -> Standing | None:
+        """Return a contender's merit from its `counted_runs`; None: none of these has a figure."""
+        counted = self.counted_runs(contender, beside)
         merits = [merit for run in counted if math.isfinite(merit := self.merit(run))]
         if not merits:
             return None
@@ -119,7 +108,7 @@ class FixedLoadSearch(Search):
         %).
 
         It comes from the median deviation of repeated runs; while there are few of them, averaged with an assumed
-        spread.
+        spread. Runs of a reference that the host disturbed before any confirmation are left out.
         """
         # Repeats (degrees of freedom) from which the measured spread is used alone, and the least.
         trusted, least = 4, 0.015
@@ -128,7 +117,10 @@ class FixedLoadSearch(Search):
         differ: list[float] = []
         degrees = 0
         for contender in self.contenders.all():
-            merits = [m for run in self.own_runs(contender) if math.isfinite(m := self.merit(run))]
+            runs = self.own_runs(contender)
+            if contender.is_reference:
+                runs = [run for run in runs if run.fresh or not run.disturbed]
+            merits = [m for run in runs if math.isfinite(m := self.merit(run))]
             if len(merits) > 1:
                 middle, widened = statistics.median(merits), math.sqrt(len(merits) / (len(merits) - 1))
                 degrees += len(merits) - 1
@@ -151,7 +143,8 @@ class FixedLoadSearch(Search):
 
         A contender with confirmation runs stays the leader while its interval, or LEVEL times its figure, reaches the
         best merit. Where the contender with the best merit has fewer than FRESH confirmation runs, the lower end of its
-        interval is to be reached instead: the best of many runs was also lucky.
+        interval is to be reached instead: the best of many runs was also lucky. None whose timeout is longer than a
+        latency limit leads while another keeps the SLO.
         """
         best = max(self.contenders, key=self._rank)
         top = self.standing(best)
@@ -159,15 +152,15 @@ class FixedLoadSearch(Search):
             return best
         is_confirmed = self._fresh_runs(best) >= FRESH
         reach = top.mean if is_confirmed else top.low
-        level = [
+        confirmed = [
             (min(self._fresh_runs(c), FRESH), self._rank(c), at, c)
             for at, c in enumerate(self.contenders)
             if self._fresh_runs(c)
             and (standing := self.standing(c)) is not None
-            and standing.keeps
+            and self._rank(c)[:2] == self._rank(best)[:2]
             and max(standing.high, standing.mean + math.log(LEVEL)) >= reach
         ]
-        return max(level)[3] if level else best
+        return max(confirmed)[3] if confirmed else best
 
     def best(self) -> Contender | None:
         """Return the leader; None where it does not keep the SLO."""
@@ -179,11 +172,14 @@ class FixedLoadSearch(Search):
         """Return the next run that compares contenders; None: none is left to compare, or there is no time for it."""
         return self._compared(left_s, set())
 
-    def _rank(self, contender: Contender) -> tuple[bool, float, float, list[int]]:
+    def _rank(self, contender: Contender) -> tuple[bool, bool, float, float, list[int]]:
         standing = self.standing(contender)
         keeps = standing is not None and standing.keeps
         value = -math.inf if standing is None else standing.mean if keeps else -self._violation(contender)
-        return keeps, value, contender.hope, [-part for part in contender.simplicity]
+        is_short = (
+            contender.configuration.timeout_s < self._limit_s
+        )  # else a batch that is not full misses the limit
+        return keeps, is_short, value, contender.hope, [-part for part in contender.simplicity]
 
     def _violation(self, contender: Contender) -> float:
         worst = [of_limit(run.latency_s, self.limits) + run.error_ratio for run in self.own_runs(contender)]
@@ -247,7 +243,9 @@ class FixedLoadSearch(Search):
             if c is not None
             and not c.is_broken
             and not self.contenders.is_barred(c)
-            and not self._is_saturated(c)
+            and not self.is_saturated(c)
+            # a warm-up and a run of one such batch each would last longer than a run may
+            and not (self._waits_in_vain(c) and 2.0 * c.configuration.timeout_s > RUN_SHARE * self.usual_s)
         ]
         if self.of_models:
             return [*filter(self.is_first, self.contenders), *first]
@@ -255,13 +253,19 @@ class FixedLoadSearch(Search):
         is_known = self.curve.knows_threads or one_thread or self._clients is None
         if len(self.curve.rows_read) < 2 or not is_known:
             at_once, ends = self._sizes()  # with these the curve decides which comes next
-            return [*(c for c in first if c.sources[0] in REFERENCES), *at_once, *first, *ends]
+            return [*(c for c in first if c.is_reference), *at_once, *first, *ends]
         self._ask_curve()
         most = max((c.hope for c in self.contenders if c.model_says), default=-math.inf)
         likely = [c for c in first if not (self.trusts_curve and c.hope < most + math.log(HOPELESS))]
         return sorted(likely, key=lambda c: -c.hope)
 
-    def _is_saturated(self, contender: Contender) -> bool:
+    def _waits_in_vain(self, contender: Contender) -> bool:
+        """Whether the clients of a closed loop cannot fill a batch, so that each batch waits for its timeout; False
+        for an open loop."""
+        rows = math.inf if self._clients is None else self._clients * self._rows
+        return contender.rows > rows and contender.configuration.timeout_s > 0.0
+
+    def is_saturated(self, contender: Contender) -> bool:
         """Whether a contender cannot answer the scenario's rate, by its closed loops; False for a closed loop."""
         rate_rps = None if self._clients is not None else self.scenario.load.rate_rps
         return rate_rps is not None and contender.bracket.saturated_rps < rate_rps
@@ -380,14 +384,12 @@ class FixedLoadSearch(Search):
         """The next confirmation run; None: there are enough, or no time.
 
         Runs of the leader alternate with those of its strongest rival where there is time for both, so that noise of
-        the host affects both; then come as many of the leader as a prediction interval needs, other rivals, and the
-        references.
+        the host affects both; then come the references without a comparable run, as many runs of the leader as a
+        prediction interval needs, other rivals, and the references over which the gain is not known well enough.
         """
         leader = self.leader()
-        top = self.standing(leader)
-        if top is None:
-            return None
-        rivals = self._open_rivals(leader, top)
+        unknown = [c for c in self._unknown(leader) if c not in taken and self._fresh_runs(leader)]
+        rivals = self._open_rivals(leader)
         in_turn = sorted((leader, *rivals[:1]), key=lambda c: self._fresh_runs(c, taken))
         missing_s = sum(
             max(FRESH - self._fresh_runs(c, taken), 0) * self._cost_s(c, fresh=True) for c in in_turn
@@ -395,8 +397,9 @@ class FixedLoadSearch(Search):
         first = in_turn if missing_s <= left_s else [leader]
         for contender, runs in (
             *((c, self._fresh_wanted(c, leader)) for c in dict.fromkeys((*first, leader))),
+            *((c, math.inf) for c in unknown),
             (leader, PREDICTION_RUNS),
-            *((c, FRESH) for c in (*rivals, *self._compared_with(top))),
+            *((c, FRESH) for c in (*rivals, *self._compared_with(leader))),
         ):
             is_short = self._fresh_runs(contender, taken) < runs
             if is_short and self._cost_s(contender, fresh=True) <= left_s:
@@ -412,26 +415,40 @@ class FixedLoadSearch(Search):
         missed = sum(run.fresh and not run.held for run in contender.runs)
         return FRESH + missed if contender is leader and missed <= 1 else FRESH
 
-    def _open_rivals(self, leader: Contender, top: Standing) -> list[Contender]:
+    def is_open(self, rival: Contender, top: Contender) -> bool:
+        """Whether a rival that ran may be better than `top`: it does not miss the SLO, and the upper end of its
+        interval is above OPEN times the figure of `top`; or none of its runs is comparable with those of `top`."""
+        if rival is top or not self.own_runs(rival, top):
+            return rival in self._unknown(top)
+        theirs, ours = self.standing(rival, top), self.standing(top)
+        return (
+            theirs is not None
+            and ours is not None
+            and not theirs.misses
+            and theirs.high > ours.mean + math.log(OPEN)
+        )
+
+    def _unknown(self, top: Contender) -> list[Contender]:
+        """The references that ran, but never comparably with `top`."""
+        ran = (c for c in self.contenders.all() if not c.is_broken and self.own_runs(c))
+        return [c for c in ran if not self.own_runs(c, top)]
+
+    def _open_rivals(self, leader: Contender) -> list[Contender]:
         rivals = [
             (standing.high, at, c)
             for at, c in enumerate(self.contenders)
-            if c is not leader
-            and (standing := self.standing(c)) is not None
-            and not standing.misses
-            and standing.high > top.mean + math.log(OPEN)
+            if self.is_open(c, leader) and (standing := self.standing(c, leader)) is not None
         ]
         return [c for _, _, c in sorted(rivals, reverse=True)]
 
-    def _compared_with(self, top: Standing) -> list[Contender]:
-        """The references over which the gain of `top` is not known well enough."""
-        named = [self.contenders.of(source) for source in REFERENCES]
-        named.append(self.equal_unbatched(self.leader()))
-        return [c for c in named if c is not None and not c.is_broken and not self._is_gain_known(c, top)]
+    def _compared_with(self, leader: Contender) -> list[Contender]:
+        """The references over which the leader's gain is not known well enough."""
+        named = [*map(self.contenders.of, REFERENCES), self.equal_unbatched(leader)]
+        return [c for c in named if c is not None and not c.is_broken and not self._is_gain_known(c, leader)]
 
-    def _is_gain_known(self, reference: Contender, top: Standing) -> bool:
-        standing = self.standing(reference)
-        if standing is None or not standing.keeps:
+    def _is_gain_known(self, reference: Contender, leader: Contender) -> bool:
+        top, standing = self.standing(leader), self.standing(reference, leader)
+        if top is None or standing is None or not standing.keeps:
             return bool(self.own_runs(reference))
         half = math.hypot(top.high - top.mean, standing.high - standing.mean)
         # A gain over a reference known this well (in logs), and other than none, needs no more runs.
@@ -449,6 +466,11 @@ class FixedLoadSearch(Search):
         if run.requests < run.clients:  # it stalled, or was too short
             return
         rows = None if measured.server is None else measured.server.mean_batch_rows
+        waited_s = contender.configuration.timeout_s if self._waits_in_vain(contender) else 0.0
+        if (
+            rows and 2.0 * waited_s * run.answered_rps * self._rows > rows
+        ):  # of the time of a batch more than half
+            return
         if rows and contender.configuration.batching is not None and run.clients >= 4:
             self.curve.learn(contender.configuration, rows=rows, rows_per_s=run.answered_rps * self._rows)
 

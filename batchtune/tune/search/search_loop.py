@@ -152,6 +152,17 @@ class Search(ABC):
         unanswered = (run.rate_rps or 0.0) / answered_rps if answered_rps > 0.0 else math.inf
         return max(of_limit(run.latency_s, self.limits), errors, unanswered)
 
+    def comparable(self, contender: Contender, beside: Contender | None) -> list[BracketRun]:
+        """Return the runs of a contender that can be compared with those of `beside`; `beside` None: all.
+
+        Of a reference these are the runs that the host did not disturb, and those after the first confirmation run of
+        `beside`: who ran only while the host was disturbed would make a gain of any other. Of another contender all.
+        """
+        if beside is None or beside is contender or not contender.is_reference:
+            return contender.runs
+        first = min((run.trial for run in beside.runs if run.fresh), default=math.inf)
+        return [run for run in contender.runs if not run.disturbed or run.trial > first]
+
     def _take(self, trial: Trial) -> None:
         if trial.source in ("probe", "node", "variant", "load"):
             if trial.request.concurrency == 1 and trial.measurements:

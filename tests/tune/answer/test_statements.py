@@ -229,7 +229,7 @@ def check_choice_against_table(chosen: Recommendation) -> None:
         if theirs > ours and not other.outside:
             simpler = chosen.capacity is not None and theirs <= LEVEL * ours * 1.001
             assert simpler or re.fullmatch(
-                r"none measurable|may be better|misses the SLO|met in \d of \d", cell
+                r"none measurable|may be better|misses the SLO|undecided|met in \d of \d", cell
             ), (
                 ours,
                 theirs,

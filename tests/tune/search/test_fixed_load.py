@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from batchtune.errors import NoFeasibleConfigurationError
+from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.words import gain_sentences
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
@@ -20,7 +22,8 @@ from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device
 from tests.benchmarks.replay.replay import NEAR, read_table
 from tests.benchmarks.replay.replay_guided import guided_choices
-from tests.tune.tune_fakes import scenario_of
+from tests.tune.answer.ledgers import BATCH_14, BUSY, SCENARIO, SEARCH, at_rate
+from tests.tune.tune_fakes import planted, scenario_of
 from tests.twin.simulated_fleet import simulated_server
 
 SPACE = {
@@ -267,3 +270,123 @@ def test_in_a_budget_of_trials_a_stalled_scout_makes_no_long_confirmation_runs(
     ]
     assert fresh
     assert max(trial.request.duration_s or 0.0 for trial in fresh) < 6.0
+
+
+@pytest.mark.parametrize(("timeout_micros", "is_of_use"), [(2_499_136, False), (500, True)])
+def test_batches_that_wait_for_more_clients_than_there_are_teach_nothing_and_are_not_tried(
+    timeout_micros: int, is_of_use: bool
+) -> None:
+    """The rule waited 2.5 s for 2,000 rows of 8 clients: taken for a batch's time, it left no time to confirm."""
+    batching = {"max_batch_size": 2019, "batch_timeout_micros": timeout_micros, "num_batch_threads": 1}
+    seconds = 0.0023 + timeout_micros / 1e6
+    waited = planted(
+        1,
+        batching=batching,
+        throughput=16 / seconds,
+        p95_s=seconds,
+        server=replace(BUSY, mean_batch_rows=16.0),
+    )
+    search = FixedLoadSearch(SCENARIO, budget_s=20.0)
+    rule = search.contenders.add(waited.configuration, "rule")
+    assert (rule in search._first()) == is_of_use
+    search.observe([waited])
+    assert bool(search.curve.readings()) == is_of_use
+
+
+def beside_others(trial: Trial) -> Trial:
+    """The same run while other programs use the CPUs."""
+    assert trial.measurement is not None
+    busy = (caveat("host_busy", foreign_ratio=0.77),)
+    measured = replace(trial.measurement, verdict="NOISY", decision="PASS", caveats=busy)
+    return replace(trial, measurement=measured)
+
+
+def confirmed_after_a_disturbance() -> list[Trial]:
+    """As a user had it: both references ran once, beside another sweep; the leader was confirmed after its end."""
+    return [
+        beside_others(planted(1, batching=None, throughput=625, p95_s=0.028, source="no_batching")),
+        beside_others(planted(2, throughput=850, p95_s=0.015, source="defaults")),
+        planted(3, batching=BATCH_14, throughput=2700, p95_s=0.005),
+        *(
+            planted(at, batching=BATCH_14, throughput=2700 + at, p95_s=0.005, source="confirm")
+            for at in (4, 5, 6)
+        ),
+    ]
+
+
+def test_references_that_ran_only_beside_other_programs_run_again_near_the_confirmed_leader() -> None:
+    search = FixedLoadSearch(SCENARIO, budget_s=60.0)
+    search.observe(confirmed_after_a_disturbance())
+    named = []
+    for number, batching in ((7, None), (8, "defaults"), (9, BATCH_14)):
+        ask = search._fresh(30.0, set())
+        assert ask is not None
+        assert ask.source == "confirm"
+        named.append(search.contenders.find(ask.configuration))
+        again = planted(number, batching=batching, throughput=2650, p95_s=0.005, source="confirm")
+        search.observe([beside_others(again)])
+    assert named == [search.contenders.of("no_batching"), search.contenders.of("defaults"), search.leader()]
+
+
+def test_no_gain_is_stated_over_a_reference_that_ran_only_beside_other_programs() -> None:
+    trials = confirmed_after_a_disturbance()
+    answer = recommend(trials, scenario=SCENARIO)
+    assert answer.gains == {"no_batching": None, "defaults": None}
+    assert answer.batching_helps == "not distinguishable"
+    assert not answer.established
+    again = planted(7, throughput=2650, p95_s=0.005, source="confirm")
+    unbatched = planted(8, batching=None, throughput=800, p95_s=0.02, source="confirm")
+    settled = recommend([*trials, beside_others(again), beside_others(unbatched)], scenario=SCENARIO)
+    assert settled.established
+    gain = settled.gains["defaults"]
+    assert gain is not None
+    assert gain.low < 1.02 < gain.high < 1.2
+    assert settled.batching_helps == "yes"
+
+
+def test_no_timeout_longer_than_a_limit_is_recommended_while_a_shorter_one_keeps_it() -> None:
+    long = {**BATCH_14, "batch_timeout_micros": 14_482}
+    short = {**BATCH_14, "batch_timeout_micros": 0}
+    trials = [planted(1, batching=short, throughput=3000, p95_s=0.006)]
+    trials += [planted(at, batching=long, throughput=4000, p95_s=0.005, source="confirm") for at in (2, 3, 4)]
+    answer = recommend(trials, scenario=SCENARIO, slo=SCENARIO.slo.model_validate({"p95": "8ms"}))
+    assert answer.configuration.in_force("batch_timeout_micros") == 0
+    answer = recommend(trials, scenario=SCENARIO)
+    assert answer.configuration.in_force("batch_timeout_micros") == 14_482
+
+
+def test_confirmation_runs_that_differ_by_a_factor_of_three_confirm_nothing() -> None:
+    p95s_ms = (15.5, 14.4, 15.2, 25.6, 47.1)
+    trials = [
+        at_rate(at, 1000.0, p95_ms / 1e3, batching=BATCH_14, source="confirm")
+        for at, p95_ms in enumerate(p95s_ms, 1)
+    ]
+    asked = scenario_of(load={"arrivals": "poisson", "rate": "1000/s"}, objective="latency", search=SEARCH)
+    questions = recommend(trials, scenario=asked).open_questions
+    assert [(question.code, round(question.high or 0.0, 2)) for question in questions] == [("unsteady", 3.27)]
+    assert recommend(trials[:4], scenario=asked).established
+
+
+def test_that_no_batching_cannot_keep_up_is_known_from_its_closed_loop() -> None:
+    every, _, asked = swept(4.0, 0.1, rate="1000/s")
+    trials = [one for one in every if one.configuration.batching is not None or one.request.concurrency]
+    answer = recommend(trials, scenario=asked)
+    assert "unbatched_too_slow" in [note.code for note in answer.notes]
+    assert "No batching cannot keep up with 1,000 requests/s" in " ".join(gain_sentences(answer))
+    slow = asked.load.model_copy(update={"rate_rps": 100.0})
+    slower = recommend(trials, scenario=asked.model_copy(update={"load": slow}))
+    assert "unbatched_too_slow" not in [note.code for note in slower.notes]
+
+
+@pytest.mark.parametrize(("within", "is_undecided"), [(0.15, True), (0.01, False)])
+def test_one_run_whose_interval_contains_the_limit_leaves_undecided_whether_it_is_missed(
+    within: float, is_undecided: bool
+) -> None:
+    trials = [
+        planted(1, batching=None, throughput=900, p95_s=0.053, source="no_batching", within=within),
+        *(planted(at, batching=BATCH_14, throughput=2700, p95_s=0.005, source="confirm") for at in (2, 3, 4)),
+    ]
+    answer = recommend(trials, scenario=SCENARIO)
+    assert [other.undecided for other in answer.references] == [is_undecided]
+    said = " ".join(gain_sentences(answer))
+    assert ("No batching misses the SLO." in said) == (not is_undecided)

@@ -57,7 +57,8 @@ class Capacities:
         said = self.capacity(contender)
         if said is None:
             return 0.0, max(self.search.upper(contender), 0.0)
-        return said.held_rps, math.inf if said.missed_rps is None else said.missed_rps
+        least_rps = self.search.upper(contender) if said.missed_rps is None else said.missed_rps
+        return said.held_rps, max(least_rps, said.held_rps)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the capacity of `ours` divided by that of `other`, with an interval from the ends of both brackets;

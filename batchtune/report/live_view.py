@@ -14,6 +14,7 @@ from batchtune.report.tables import latency
 from batchtune.report.words import limit_word
 from batchtune.scenario.spec.check import limit_words
 from batchtune.tune.evidence.best_point import usual_bottleneck
+from batchtune.tune.evidence.bracket import keeps_up
 from batchtune.tune.sweep.sweep import PHASES
 from batchtune.tune.trials.trial import NO_CANDIDATES
 from batchtune.units import counted, percentage, rounded, rounded_duration
@@ -211,6 +212,9 @@ def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | No
         parts.append(f"{percentage(measured.error_ratio)} errors")
     if not trial.feasible and not _own_load(trial) and (scenario is None or scenario.slo.promises):
         parts.append(f"misses the SLO{_at_rate(trial)}")
+    offered_rps = measured.offered_rps
+    if offered_rps is not None and not (_own_load(trial) or keeps_up(measured, offered_rps)):
+        parts.append("did not keep up with the rate")
     limit = usual_bottleneck(trial.configuration, [measured], scenario=scenario, blame_met=False)
     if limit is not None and limit.kind not in ("none", "unknown", "client"):
         parts.append(f"limited by {limit_word(limit)}")

@@ -15,6 +15,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.report import tables
 from batchtune.report.findings import labels, text_of
 from batchtune.report.run_tables import brief_labels
+from batchtune.report.words import no_miss_text
 from batchtune.twin.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
 
@@ -114,9 +115,8 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
         ),
         f"Configuration of each replica: {configuration.label()}.",
         (
-            f"Capacity of each replica, simulated: {tables.interval(plan.per_replica_rps)} requests/s within these "
-            f"limits; saturated at {rounded(plan.saturation_rps)}. Each gets "
-            f"{rounded(plan.rate_rps / _left(plan))}/s{down}."
+            f"Capacity of each replica, simulated{_capacity(plan)} requests/s within these limits; saturated at "
+            f"{rounded(plan.saturation_rps)} in the best fit. Each gets {rounded(plan.rate_rps / _left(plan))}/s{down}."
         ),
         *([] if plan.measured is None else [_measured_line(plan, plan.measured)]),
         f"Predicted, with requests sent {labels('routes')[plan.routing]}: {latencies}.",
@@ -153,10 +153,17 @@ def measured_text(measured: MeasuredRates | None, twin_rps: float | None) -> str
     if measured is None or twin_rps is None:
         return "not measured"
     held, missed = rounded(measured.held_rps), rounded(measured.most_rps)
-    met = f"one replica {'is expected to meet' if measured.is_share else 'met'} the SLO at {held}/s"
-    ends, text = f"{held}-{missed}/s", f"{met}; its capacity is below {missed}/s"
+    met = f"one replica met the SLO at {held}/s"
+    if measured.is_share:
+        runs = counted(measured.missed_runs, "confirmation run")
+        doubt = f": {runs} missed it there or above" if measured.missed_runs else ""
+        met = f"one replica is expected to meet the SLO at {held}/s (not confirmed{doubt})"
+    ends = f"{held}-{missed}/s"
+    text = f"{met}; its capacity is below {'about ' if measured.is_bound else ''}{missed}/s"
+    if measured.doubtful_rps is not None:
+        text += f"; the lowest rate that a run missed is {rounded(measured.doubtful_rps)}/s"
     if measured.missed_rps is None:
-        ends, text = f"{held}/s and more", f"{met}; no rate that misses it was found"
+        ends, text = f"{held}/s and more", f"{met}; {no_miss_text(measured.doubtful_rps)}"
     elif not measured.held_rps:
         ends = f"0-{missed}/s"
         text = f"no run at a fixed rate met the SLO; the capacity of one replica is below {missed}/s"
@@ -178,6 +185,16 @@ def _measured_line(plan: ReplicaPlan, measured: MeasuredRates) -> str:
     return (
         f"{line} {counted(needed, 'replica')} would ask no more of each than {rounded(measured.held_rps)}/s."
     )
+
+
+def _capacity(plan: ReplicaPlan) -> str:
+    """Return the rate that one replica may get, with what brackets do not mean: ends within the measured rates are no
+    interval of the simulator."""
+    share = plan.per_replica_rps
+    if plan.measured is None:
+        return f": {tables.interval(share)}"
+    ends = "" if share.low == share.high else f" ({rounded(share.low)} to {rounded(share.high)})"
+    return f" and limited to the measured rates: {rounded(share.value)}{ends}"
 
 
 def _left(plan: ReplicaPlan) -> int:

@@ -115,7 +115,6 @@ def sentence(text: str) -> str:
 
 
 NO_DIFFERENCE: Final = "no measurable difference"
-NO_MISS: Final = "no rate that misses the SLO was found"
 
 
 # What was asked, and who answers.
@@ -219,9 +218,11 @@ def outcome_of(other: Compared) -> Outcome:
 
 
 def _gained(gain: Estimate | None) -> Outcome:
-    if gain is None or math.isnan(gain.value) or (math.isinf(gain.high) and gain.low <= 1.0):
+    if gain is None or math.isnan(gain.value):
         return "unknown"
-    return "none" if gain.low <= 1.0 <= gain.high else "gained"
+    if not gain.low <= 1.0 <= gain.high:
+        return "gained"
+    return "none" if gain.low > 0.0 and math.isfinite(gain.high) else "unknown"
 
 
 def gain_text(gain: Estimate | None) -> str:
@@ -273,6 +274,8 @@ def gain_parts(chosen: Recommendation) -> tuple[list[str], list[str]]:
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name, lone = reference_text(other.name), _met_by_one(other.capacity)
     match outcome_of(other):
+        case "unknown" if other.gain is not None and other.gain.low <= 0.0:
+            return f"The gain over {name} was not measured."
         case "open" | "unknown":
             is_disturbed = other.gain is None and HOST_CODES & {caveat.code for caveat in other.caveats}
             why = ", since the host was disturbed" if is_disturbed else ""
@@ -348,6 +351,8 @@ def figures_sentence(chosen: Recommendation) -> str:
         if chosen.interval == "prediction":
             return f"95 % of further runs, while the host stays as fast: {figures}, by {runs}."
         return f"{figures} in {runs}."
+    if chosen.capacity.is_share:
+        latency += f" in {runs_text(chosen, chosen.runs)}"
     return f"{capitalised(capacity_text(chosen.capacity, latency))}."
 
 
@@ -383,7 +388,10 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
         short = "; the search was too short to measure what the other models cost" if is_short else ""
         yield f"{gets}; alone it {there} with {alone.configuration.label()} ({tried}){short}."
     if "alone" in chosen.names:
-        yield "The best parameters of each model alone, combined, are the recommended ones."
+        combined = [(model.alone, chosen.configuration.of_model(model.name)) for model in chosen.models]
+        is_each = all(alone is None or alone.configuration == ours for alone, ours in combined)
+        shared = "" if is_each else " (those that all models share from one of them)"
+        yield f"The best parameters of each model alone, combined{shared}, are the recommended ones."
     other = _named(chosen, "alone")
     if other is not None:
         label, fared = other.configuration.label(), _fared(chosen, other)
@@ -402,17 +410,19 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     `latency`: the text in brackets.
     """
     runs = capacity.held + capacity.missed
+    of_all = counted(runs + capacity.missed_higher, "confirmation run")
     if capacity.refuted_rps is not None:
         share = f"{percentage(capacity.held_rps / capacity.refuted_rps)} of {rounded(capacity.refuted_rps)}/s"
         met = f"runs of the search met it at {_rates_met(capacity)}"
-        return f"capacity {rounded(capacity.held_rps)}/s is a guess, {share}: {_refuted(capacity)}; {met}"
+        missed = f"{_refuted(capacity)}{_behind(capacity)}"
+        return f"capacity {rounded(capacity.held_rps)}/s is a guess, {share}: {missed}; {met}"
     if capacity.by_loops:
         how = " by closed loops alone"
     elif capacity.search_rps is not None:
         share = percentage(capacity.held_rps / capacity.search_rps)
-        how = f" is {share} of about {rounded(capacity.search_rps)}/s, which runs met"
+        most = "most " if (capacity.doubtful_rps or math.inf) <= 1.001 * capacity.search_rps else ""
+        how = f" is {share} of about {rounded(capacity.search_rps)}/s, which {most}runs met"
         if runs:
-            of_all = counted(runs + capacity.missed_higher, "confirmation run")
             how += f"; {capacity.held} of {of_all} at it or more met the SLO"
     elif capacity.disputed_rps is not None:
         share = percentage(capacity.held_rps / capacity.disputed_rps)
@@ -421,12 +431,15 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
     elif not runs:
         how = " by the search alone"
     else:
-        how = f": met in {capacity.held} of {counted(runs, 'confirmation run')}{_missed_higher(capacity)}"
-    shown = f" ({latency})" if latency else ""
-    end = _no_miss(capacity)
+        how = (
+            f": met in {capacity.held} of {of_all}{' at this rate or more' if capacity.missed_higher else ''}"
+        )
+    shown = f"{f' ({latency})' if latency else ''}{_behind(capacity)}"
+    end = no_miss_text(capacity.doubtful_rps)
     if capacity.missed_rps is not None:
-        is_at = "the limit is about" if capacity.is_disputed_end else "the limit is below"
-        end = f"{is_at if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
+        end = f"{'the limit is about' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
+        if capacity.doubtful_rps is not None:
+            end += f"; the lowest rate that a run missed is {rounded(capacity.doubtful_rps)}/s"
     likely = ""
     if capacity.crossing_rps is not None:
         likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
@@ -455,26 +468,29 @@ def _rates_met(capacity: Capacity) -> str:
     return f"{least}/s" if least == most else f"{least}-{most}/s"
 
 
-def _missed_higher(capacity: Capacity | None) -> str:
-    """State how many confirmation runs at higher rates than those that count missed the SLO; "" where none did."""
-    more = 0 if capacity is None else capacity.missed_higher
-    return f", missed in {more} at {'a higher rate' if more == 1 else 'higher rates'}" if more else ""
+def _behind(capacity: Capacity) -> str:
+    """State in how many confirmation runs the server answered too little of the rate; "" where in none."""
+    runs = counted(capacity.fell_behind, "confirmation run")
+    return f"; in {runs} the server did not keep up with the rate" if capacity.fell_behind else ""
 
 
-def _no_miss(capacity: Capacity | None) -> str:
-    """State that no rate counts as missed, and the lowest that a single run missed, if one did."""
-    if capacity is None or capacity.doubtful_rps is None:
-        return NO_MISS
-    return f"a run missed the SLO at {rounded(capacity.doubtful_rps)}/s, but no second one confirms it"
+def no_miss_text(doubtful_rps: float | None) -> str:
+    """State that no rate counts as missed, and the lowest that a run missed, if one did (requests/s)."""
+    if doubtful_rps is None:
+        return "no rate that misses the SLO was found"
+    return f"no rate was missed by most runs; the lowest that a run missed is {rounded(doubtful_rps)}/s"
 
 
 def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
     """State a limit of the SLO and how it was met: `p95 ≤ 20 ms: met in 3 of 3 confirmation runs (worst 9.4
     ms, …).`"""
     head = f"{limit_words(promise.name, promise.limit_s)}:"
-    higher = _missed_higher(chosen.capacity) if chosen.confirmations == chosen.runs else ""
-    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs)}{higher}"
+    met = f"met in {promise.kept} of {runs_text(chosen, promise.runs + promise.missed_higher)}"
     worst = f"worst {value_words(promise.name, promise.worst_s)}"
+    if promise.missed_higher:
+        at = "a higher rate" if promise.missed_higher == 1 else "higher rates"
+        met += f", missed in {promise.missed_higher} at {at}"
+        worst = worst.replace("worst", "worst of the others")
     if not math.isfinite(promise.worst_s):
         worst = "in the worst run too many requests had no good answer"
     further = ""
@@ -541,7 +557,8 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             return f"its confirmation runs differ, the best and the worst by ×{rounded(question.high)}"
         case "wide":
             if question.high is None:
-                return f"{_no_miss(chosen.capacity)}, so it may serve more"
+                doubtful_rps = None if chosen.capacity is None else chosen.capacity.doubtful_rps
+                return f"{no_miss_text(doubtful_rps)}, so it may serve more"
             less = "less than stated, or " if is_guess(chosen) else ""
             return f"its capacity may be {less}up to ×{rounded(question.high)} of what is stated"
         case "rivals":
@@ -552,16 +569,16 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
 
 def _unconfirmed(question: OpenQuestion, chosen: Recommendation) -> str:
     met = _met(chosen)
-    runs = counted(question.held + question.missed, "confirmation run")
+    higher = 0 if chosen.capacity is None else chosen.capacity.missed_higher
+    runs = counted(question.held + question.missed + higher, "confirmation run")
     if not question.held + question.missed:
         if chosen.capacity is None:
             return "no confirmation run was made"
-        missed = chosen.capacity.missed_higher
-        at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {missed} missed it' if missed else ''}"
+        at = f"{rounded(chosen.capacity.held_rps)}/s or more{f', and {higher} missed it' if higher else ''}"
         return f"no confirmation run {met} at {at}"
     if chosen.capacity is not None and chosen.capacity.refuted_rps is not None:
         return _refuted(chosen.capacity)
-    if not question.missed:
+    if not question.missed + higher:
         return f"only {runs} {met}, {FRESH} are needed"
     return f"only {question.held} of {runs} {met}"
 
@@ -621,7 +638,8 @@ def confidence_sentence(chosen: Recommendation) -> str:
     """State `confirmed: …`, with the number of confirmation runs, or `not confirmed: …`, with every open
     question."""
     held, runs = _confirmed(chosen)
-    met = f"{held} of {counted(runs, 'confirmation run')} {_met(chosen)}"
+    at = " at this rate or more" if chosen.capacity is not None and chosen.capacity.missed_higher else ""
+    met = f"{held} of {counted(runs, 'confirmation run')}{at} {_met(chosen)}"
     if chosen.established:
         tried = "tried" if better_outside(chosen) is None else "of search.space that was tried"
         return f"confirmed: {met}, and no other configuration {tried} gains more than 10 %."
@@ -632,10 +650,12 @@ def confidence_sentence(chosen: Recommendation) -> str:
 def unconfirmed_text(chosen: Recommendation) -> str:
     """Return ` (not confirmed: …)` with the first open question in a few words, to follow the recommended parameters;
     "" for a confirmed answer."""
-    question = next(iter(chosen.open_questions), None)
-    is_missed = question is not None and question.missed > question.held
-    first = "" if question is None else labels("open")["missed" if is_missed else question.code]
-    return "" if chosen.established else f" (not confirmed{f': {first}' if first else ''})"
+    if chosen.established or not chosen.open_questions:
+        return "" if chosen.established else " (not confirmed)"
+    question, said = chosen.open_questions[0], chosen.capacity
+    has_missed = question.missed or (said is not None and said.missed_higher)
+    code = "missed" if question.code == "unconfirmed" and has_missed else question.code
+    return f" (not confirmed: {labels('open')[code]})"
 
 
 def _is_only_open(chosen: Recommendation) -> bool:
@@ -663,7 +683,8 @@ def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
 def _confirmed(chosen: Recommendation) -> tuple[int, int]:
     """Return (confirmation runs that met every limit, confirmation runs)."""
     if chosen.capacity is not None:
-        return chosen.capacity.held, chosen.capacity.held + chosen.capacity.missed
+        said = chosen.capacity
+        return said.held, said.held + said.missed + said.missed_higher
     return min((promise.kept for promise in chosen.promises), default=chosen.runs), chosen.runs
 
 

@@ -192,11 +192,16 @@ def _log_ratio(limit_s: float, latency_s: float) -> float:
 class MeasuredRates:
     """The measured bracket of one server, requests/s: the highest rate that met the SLO (0: none) and the lowest that
     missed it (None: none). `is_share`: `held_rps` is only a share of that highest rate, which no confirmation run met.
+    `is_bound`: no run missed at `missed_rps` itself. `doubtful_rps`: the lowest rate that a run missed, where it does
+    not count as missed; None: none. `missed_runs`: confirmation runs that missed `held_rps` or a higher rate.
     """
 
     held_rps: float
     missed_rps: float | None
     is_share: bool = False
+    is_bound: bool = False
+    doubtful_rps: float | None = None
+    missed_runs: int = 0
 
     @property
     def most_rps(self) -> float:

@@ -260,13 +260,14 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert code == 0
     plan = json.loads(out)
     measured, share = plan["measured"], plan["per_replica_rps"]
-    assert measured == {"held_rps": 4_000.0, "missed_rps": 6_500.0, "is_share": False}
+    assert (measured["held_rps"], measured["missed_rps"], measured["is_share"]) == (4_000.0, 6_500.0, False)
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
     _, text, _ = ask(*words, root=capacity_run)
     assert "Measured: one replica met the SLO at 4,000/s; its capacity is below 6,500/s." in " ".join(
         text.split()
     )
+    assert "simulated and limited to the measured rates: " in " ".join(text.split())
 
 
 @pytest.mark.slow
@@ -304,12 +305,12 @@ def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
 @pytest.mark.parametrize(
     ("held_rps", "missed_rps", "twin_rps", "reads", "outside"),
     [
-        (450.0, None, 5e3, "one replica met the SLO at 450/s; no rate that misses it was found", ""),
+        (450.0, None, 5e3, "one replica met the SLO at 450/s; no rate that misses the SLO was found", ""),
         (
             450.0,
             None,
             100.0,
-            "one replica met the SLO at 450/s; no rate that misses it was found",
+            "one replica met the SLO at 450/s; no rate that misses the SLO was found",
             "450/s and more",
         ),
         (
@@ -350,6 +351,21 @@ def test_what_was_measured_reads_as_a_range(
     assert text == reads + (says if outside else "")
 
 
+def test_a_rate_that_is_not_confirmed_is_told_as_such() -> None:
+    share = MeasuredRates(
+        held_rps=870.0, missed_rps=None, is_share=True, is_bound=True, doubtful_rps=1_000.0, missed_runs=2
+    )
+    doubt = "not confirmed: 2 confirmation runs missed it there or above"
+    expected = f"one replica is expected to meet the SLO at 870/s ({doubt})"
+    assert measured_text(share, 900.0) == (
+        f"{expected}; no rate was missed by most runs; the lowest that a run missed is 1,000/s"
+    )
+    bound = replace(share, missed_rps=1_330.0)
+    assert measured_text(bound, 900.0) == (
+        f"{expected}; its capacity is below about 1,330/s; the lowest rate that a run missed is 1,000/s"
+    )
+
+
 def test_parameters_that_were_not_measured_have_the_word_of_the_twin(ask: Ask, capacity_run: Path) -> None:
     code, out, _ = ask("plan", "--rate", "50k/s", "--set", "max_batch_size=24", "--json", root=capacity_run)
     assert code == 0
@@ -379,7 +395,7 @@ def test_simulate_holds_the_twin_to_what_was_measured(
     code, out, _ = ask(*words, "--json", root=capacity_run)
     assert code == 0
     low, high, unmeasured, _ = points(out)
-    assert low["measured"] == {"held_rps": 4_000.0, "missed_rps": 6_500.0, "is_share": False}
+    assert (low["measured"]["held_rps"], low["measured"]["missed_rps"]) == (4_000.0, 6_500.0)
     assert low["latency_s"]["p95"]["value"] < 0.05
     assert (high["latency_s"]["p95"]["value"] or math.inf) > 0.05
     assert (unmeasured["measured"], unmeasured["twin_rps"]) == (None, None)
@@ -623,6 +639,8 @@ def test_what_is_slow_says_so_and_what_is_quick_does_not(
         ("simulate --set max_b", ["max_batch_size="]),
         ("sweep s.yaml --set load.du", ["load.duration="]),
         ("load s.yaml --set obj", ["objective="]),
+        ("sweep app --server lit", ["litserve"]),
+        ("check s.yaml --max-regress p95=5%,thr", ["p95=5%,throughput="]),
     ],
 )
 def test_the_shell_completes_parameters_and_keys(typed: str, expected: list[str]) -> None:

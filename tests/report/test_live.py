@@ -80,6 +80,10 @@ def test_of_streams_a_line_says_first_tokens_and_gaps() -> None:
 
 def test_a_miss_at_a_rate_names_the_rate() -> None:
     assert "misses the SLO at 120/s" in live.trial_line(replace(trial(rate_rps=120.0), feasible=False))
+    slow = trial(rate_rps=120.0)
+    answered = replace(slow.measurement, throughput_rps=Estimate(value=80.0, low=80.0, high=80.0))
+    assert "did not keep up with the rate" in live.trial_line(replace(slow, measurement=answered))
+    assert "keep up" not in live.trial_line(slow)
     closed = live.trial_line(replace(trial(concurrency=16), feasible=False))
     assert "misses the SLO" in closed
     assert "misses the SLO at" not in closed

@@ -70,7 +70,14 @@ class Calibrated:
             return None
         held_rps, missed_rps = capacity.held_rps, capacity.missed_rps
         if not capacity.by_loops:
-            return MeasuredRates(held_rps=held_rps, missed_rps=missed_rps, is_share=capacity.is_share)
+            return MeasuredRates(
+                held_rps=held_rps,
+                missed_rps=missed_rps,
+                is_share=capacity.is_share,
+                is_bound=capacity.is_bound,
+                doubtful_rps=capacity.doubtful_rps,
+                missed_runs=capacity.missed_higher + (capacity.missed if held_rps else 0),
+            )
         says_missed = (missed_rps or 0.0) > held_rps  # what loops kept is no rate that was held
         return MeasuredRates(held_rps=0.0, missed_rps=missed_rps) if says_missed else None
 

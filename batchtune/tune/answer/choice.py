@@ -58,7 +58,8 @@ class Capacities:
         said = self.capacity(contender)
         if said is None:
             return 0.0, max(self.search.upper(contender), 0.0)
-        return said.held_rps, math.inf if said.missed_rps is None else said.missed_rps
+        least_rps = self.search.upper(contender) if said.missed_rps is None else said.missed_rps
+        return said.held_rps, max(least_rps, said.held_rps)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the capacity of `ours` divided by that of `other`, with an interval from the ends of both brackets;
@@ -233,7 +234,7 @@ class FixedLoads:
             questions.append(OpenQuestion(code="unconfirmed", held=held, missed=missed))
         merits = sorted(merit for run in fresh if math.isfinite(merit := self.search.merit(run)))
         low = sum(merit < statistics.median(merits) - math.log(UNSTEADY) for merit in merits)
-        if 4 * low > len(merits):
+        if FRESH * low > len(merits) - low:
             questions.append(OpenQuestion(code="unsteady", high=math.exp(merits[-1] - merits[0])))
         if rivals:
             first = max(rivals, key=lambda c: self.ends(c)[1])

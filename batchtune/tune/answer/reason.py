@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from batchtune.batching.parameters import LENGTH_BUCKETS, Configuration
@@ -306,7 +306,7 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
         longer = _miss(lone, search.limits, slo.error_ratio)
         return NoFeasibleConfigurationError(
             f"no configuration meets {wanted}: one request alone takes longer ({longer}), at any setting",
-            hint="relax the SLO, or serve a faster model, or on a faster device",
+            hint=f"relax the SLO, or serve a faster model, or on a faster device{_quieter(trials)}",
         )
     if not missed:
         short = [run for run in runs_of(trials, slo, scenario) if run.latency_s]
@@ -336,11 +336,21 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
         open_question = "whether most runs would meet it is not known"
     if open_question:
         return InconclusiveError(f"{why}; {open_question}", hint=_more_time(trials))
-    hint = "relax the SLO, lower the load, or widen the search space"
+    hint = f"relax the SLO, lower the load, or widen the search space{_quieter(trials)}"
     nearest = {run.trial for _, run in missed}
     if all(has_only_errors(trial) for trial in trials if trial.number in nearest):
         hint = "the server fails these requests under any load and limit: its log says why"
     return NoFeasibleConfigurationError(why, hint=hint)
+
+
+def _quieter(trials: Sequence[Trial]) -> str:
+    """Advice to repeat the search where other programs took much of the CPUs in most trials; "" where they did not."""
+    measured = [trial.measurement for trial in trials if trial.measurement is not None]
+    figures = [caveat.figures for run in measured for caveat in run.caveats if caveat.code == "host_busy"]
+    taken = [own["foreign_ratio"] for own in figures if "foreign_ratio" in own]
+    if 2 * len(taken) <= len(measured):
+        return ""
+    return f"; repeat on a quiet machine: other processes used {percentage(median(taken))} of the CPUs"
 
 
 def _lone(trials: Sequence[Trial], search: Search) -> BracketRun | None:

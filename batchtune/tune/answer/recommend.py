@@ -431,7 +431,7 @@ class _Answer:
         chosen = self._chosen
         for name, reference in sorted(references.items(), key=lambda pair: pair[1].simplicity):
             gain = self._account.gain(chosen, reference)
-            is_level = gain is not None and gain.low <= 1.0 <= gain.high < math.inf
+            is_level = gain is not None and 0.0 < gain.low <= 1.0 <= gain.high < math.inf
             if is_level and reference is not chosen and self._account.keeps(reference):
                 return name
         return None
@@ -546,7 +546,12 @@ class _Answer:
     def _promises(self, runs: Sequence[BracketRun]) -> tuple[Promise, ...]:
         """Each latency limit with the runs against it, then that on errors where it is the nearest."""
         promises: list[Promise] = []
-        shares = [{**run.latency_s, "errors": run.error_ratio} for run in runs]
+        missed = [
+            run for run in self._chosen.bracket.open_runs if run.fresh and not run.held and run not in runs
+        ]
+        shares, higher = (
+            [{**run.latency_s, "errors": run.error_ratio} for run in listed] for listed in (runs, missed)
+        )
         for name, limit_s in {**self._state.limits, "errors": self._slo.error_ratio}.items():
             values = sorted(figures[name] for figures in shares if name in figures)
             if values and limit_s > 0.0 and (name != "errors" or (promises and values[-1] > 0.0)):
@@ -558,6 +563,7 @@ class _Answer:
                         worst_s=math.inf if any(run.failed for run in runs) else values[-1],
                         kept=sum(value <= limit_s for value in values),
                         runs=len(runs),
+                        missed_higher=sum(not figures.get(name, math.inf) <= limit_s for figures in higher),
                     )
                 )
         nearest = min(promises, key=lambda promise: promise.spare_ratio, default=None)

@@ -92,13 +92,15 @@ class Capacity:
     `held`: number of confirmation runs that held `held_rps` or more. `missed`: number of confirmation runs that failed,
     or missed the lowest rate of those in `held` or a lower one; all, where `refuted_rps` is set; where `held_rps` is 0,
     of all runs at a rate.
-    `missed_higher`: number of confirmation runs that missed only a higher rate.
+    `missed_higher`: number of confirmation runs that missed only a higher rate. `fell_behind`: number of confirmation
+    runs at rates that the server did not keep up with.
     `confirmed`: confirmation runs held `held_rps`; else runs of the search did, and `held_rps` is less than they held.
     `by_loops`: no run at a rate held, so that `held_rps` is a share of what closed loops answered.
     `is_bound`: no run missed at `missed_rps` itself; the rate follows from full batches and from how far runs differ.
     `crossing_rps`: for streams, the rate between `held_rps` and `missed_rps` at which a latency first reaches its
     limit; None: unknown.
-    `doubtful_rps`: where no rate counts as missed, the lowest above `held_rps` that a run missed; None: no run did.
+    `doubtful_rps`: the lowest rate above `held_rps` that a run missed, if it is below `missed_rps`, so that it does not
+    count as missed; else None.
     `search_rps`: the highest rate that runs held, if `held_rps` is a share of it; else None.
     `disputed_rps`: the lowest rate missed, if `held_rps` is a share of it, because no rate was held more often than
     missed; else None.
@@ -122,6 +124,7 @@ class Capacity:
     disputed_rps: float | None = None
     is_disputed_end: bool = False
     missed_higher: int = 0
+    fell_behind: int = 0
     refuted_rps: float | None = None
     least_met_rps: float | None = None
     most_met_rps: float | None = None
@@ -188,7 +191,8 @@ class Promise:
     """A limit of the SLO, and the recommended configuration's runs against it.
 
     `value_s`, `worst_s`: median and largest latency of the runs, seconds; `worst_s` is inf where a run failed. `kept`:
-    how many of the `runs` kept the limit.
+    how many of the `runs` kept the limit. `missed_higher`: number of further confirmation runs, at higher rates than
+    theirs, that missed it.
     Of the limits named goodput and errors (listed only where it is the nearest), the fields in seconds are shares of
     requests: those that miss a limit, and those that fail. In JSON they are `limit_ratio`, `value_ratio` and
     `worst_ratio`, for goodput the share that meets every limit.
@@ -200,6 +204,7 @@ class Promise:
     worst_s: float
     kept: int
     runs: int
+    missed_higher: int = 0
 
     @property
     def spare_ratio(self) -> float:
@@ -507,7 +512,7 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     if crossing is not None:  # above what any run answered the line would be continued into an overload
         answered_rps = max(run.answered_rps for run in bracket.runs)
         crossing = min(max(min(crossing, answered_rps), held_rps), missed_rps)
-    doubtful_rps = math.inf if math.isfinite(missed_rps) else bracket.missed_once(held_rps)
+    doubtful_rps = bracket.missed_once(held_rps)
     is_confirmed = 0.0 < bracket.confirmed_rps == bracket.stated_rps
     fresh = bracket.confirmations(held_rps)
     met = [run.rate_rps or 0.0 for run in bracket.open_runs if run.held]
@@ -515,7 +520,7 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
     is_disputed = is_share and bracket.held_rps not in met
     return Capacity(
         crossing_rps=crossing,
-        doubtful_rps=doubtful_rps if math.isfinite(doubtful_rps) else None,
+        doubtful_rps=doubtful_rps if exceeds(missed_rps, doubtful_rps) else None,
         search_rps=bracket.held_rps if is_share and not is_disputed else None,
         disputed_rps=bracket.missed_once(0.0) if is_disputed else None,
         is_disputed_end=not exceeds(missed_rps, max(met, default=0.0)),
@@ -524,6 +529,7 @@ def stated_capacity(bracket: Bracket, stream_limits_s: Mapping[str, float]) -> C
         held=sum(run.held for run in fresh),
         missed=sum(not run.held for run in fresh) if held_rps else len(bracket.open_runs),
         missed_higher=sum(run.fresh and not run.held and run not in fresh for run in bracket.open_runs),
+        fell_behind=sum(run.fresh and run.fell_behind for run in bracket.open_runs),
         refuted_rps=min(run.rate_rps or 0.0 for run in fresh) if bracket.is_refuted else None,
         least_met_rps=min(met, default=None),
         most_met_rps=max(met, default=None),

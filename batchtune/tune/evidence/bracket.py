@@ -102,6 +102,12 @@ class BracketRun:
     disturbed: bool = False
     requests: int = 1000
 
+    @property
+    def fell_behind(self) -> bool:
+        """Whether too little of the rate was answered to hold it, whatever the latencies."""
+        is_miss = self.rate_rps is not None and not (self.held or self.failed)
+        return is_miss and self.answered_rps < ANSWERED * _rate(self)
+
 
 @dataclass(frozen=True)
 class Bracket:
@@ -421,6 +427,13 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
     )
 
 
+def keeps_up(measured: Measurement, rate_rps: float, share: float = ANSWERED) -> bool:
+    """Whether at least this share of a rate (requests/s) was answered, less what chance takes: a short run of Poisson
+    arrivals has fewer of them now and then."""
+    spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, TINY_S))
+    return measured.throughput_rps.value >= share * rate_rps - spare
+
+
 def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:
     """Return the largest ratio latency / limit; 1: just at a limit; inf: a limited latency is unknown; 0: no limits.
 
@@ -452,10 +465,8 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         kept = held
         requests = measured.requests
         if rate_rps is not None:
-            # A short run of Poisson arrivals has fewer of them now and then: that is no miss.
-            spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, TINY_S))
-            held = held and answered_rps >= ANSWERED * rate_rps - spare
-            far = not held and answered_rps < far_answered * rate_rps - spare
+            held = held and keeps_up(measured, rate_rps)
+            far = not held and not keeps_up(measured, rate_rps, far_answered)
     to_fill = clients_to_fill(trial.configuration, scenario)
     if rate_rps is None:
         # A loop too short for each client to be answered shows its beginning, not what is answered at most.

@@ -18,6 +18,7 @@ from batchtune.errors import (
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
 )
+from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.words import (
     bottleneck_sentence,
@@ -288,14 +289,49 @@ def test_a_configuration_nearer_to_the_limit_than_one_request_alone_is_named() -
         recommend([probe, at_rate(2, 100.0, 25.0), at_rate(3, 100.0, 25.0)], scenario=SCENARIO)
 
 
+def test_that_nothing_meets_the_slo_beside_other_programs_is_told() -> None:
+    trials = [asked(planted(1, throughput=50.0, p95_s=0.1, batching=None, source="probe"), concurrency=1)]
+    trials += [at_rate(number, 100.0, 25.0) for number in (2, 3)]
+    busy = (caveat("host_busy", foreign_ratio=0.6),)
+    beside = [
+        replace(one, measurement=replace(one.measurement, caveats=busy)) for one in trials if one.measurement
+    ]
+    for asked_trials, told in ((trials, False), (beside, True)):
+        with pytest.raises(NoFeasibleConfigurationError) as refused:
+            recommend(asked_trials, scenario=SCENARIO)
+        assert ("other processes used 60 % of the CPUs" in refused.value.hint) == told
+
+
 def test_a_single_miss_that_does_not_count_is_named() -> None:
     trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in range(1, 6)]
     answer = recommend([*trials, at_rate(6, 140.0, 22.0)], scenario=SCENARIO)
     assert answer.capacity is not None
     assert (answer.capacity.missed_rps, answer.capacity.doubtful_rps) == (None, 140.0)
-    said = "a run missed the SLO at 140/s, but no second one confirms it"
+    said = "no rate was missed by most runs; the lowest that a run missed is 140/s"
     assert said in figures_sentence(answer)
     assert f"{said}, so it may serve more" in confidence_sentence(answer)
+
+
+def test_confirmation_runs_at_higher_rates_are_counted_with_what_they_missed() -> None:
+    """Of five, two missed a higher rate: one its latency limit, the other only for want of answers."""
+    trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in (1, 2, 3)]
+    trials += [at_rate(4, 110.0, 25.0, source="confirm"), at_rate(5, 110.0, 12.0, source="confirm")]
+    assert trials[4].measurement is not None
+    slow = replace(trials[4].measurement, throughput_rps=Estimate(value=60.0, low=60.0, high=60.0))
+    answer = recommend([*trials[:4], replace(trials[4], measurement=slow)], scenario=SCENARIO)
+    said, (promise,) = answer.capacity, answer.promises
+    assert said is not None
+    assert (said.held, said.missed, said.missed_higher, said.fell_behind) == (3, 0, 2, 1)
+    assert figures_sentence(answer) == (
+        "Capacity 100/s: met in 3 of 5 confirmation runs at this rate or more (p95 10.0 ms); in 1 confirmation run "
+        "the server did not keep up with the rate; the limit is about 114/s; the lowest rate that a run missed is "
+        "110/s."
+    )
+    assert promise_sentence(promise, answer) == (
+        "p95 ≤ 20 ms: met in 3 of 4 confirmation runs, missed in 1 at a higher rate (worst of the others 10 ms, 50 % "
+        "to spare)."
+    )
+    assert "3 of 5 confirmation runs at this rate or more met the SLO" in confidence_sentence(answer)
 
 
 def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> None:

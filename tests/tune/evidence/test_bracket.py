@@ -312,6 +312,7 @@ def test_confirmation_runs_that_missed_a_higher_rate_are_counted_apart() -> None
     stated = stated_capacity(bracket(*(run(rate, held=held, fresh=True) for rate, held in measured)), {})
     assert stated is not None
     assert (stated.held, stated.missed, stated.missed_higher) == (2, 0, 2)
+    assert stated.fell_behind == 0
 
 
 def test_confirmation_runs_refute_a_rate_only_where_none_of_them_held_any() -> None:

@@ -200,7 +200,7 @@ def test_a_budget_too_short_for_so_slow_a_model_is_said_before_it_is_spent() -> 
         shortage_of(scenario_of(**asked, search={"space": space, "budget": {"time": budget}}), tries)
         for budget in ("35s", "10m")
     )
-    assert short == "a request takes 302 ms: 35 s allow few runs; for a confirmed answer give --budget 182s"
+    assert short == "a request takes 302 ms: 35 s allow few runs; for a confirmed answer give --budget 181s"
     assert enough is None
 
 

@@ -84,6 +84,7 @@ class BracketRun:
     `by_client`: a miss at a rate that the client could not send in time, so that the server need not be the cause.
     `failed`: its trial has no figures: the server ended, or could not be started or set.
     `disturbed`: other programs, or a slower CPU, disturbed it (HOST_CODES).
+    `scout`: a short load that shows who deserves a longer one.
     """
 
     trial: int
@@ -100,6 +101,7 @@ class BracketRun:
     by_client: bool = False
     failed: bool = False
     disturbed: bool = False
+    scout: bool = False
     requests: int = 1000
 
     @property
@@ -484,6 +486,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         far=far,
         kept=kept,
         fresh=trial.source == "confirm",
+        scout=trial.source in ("calibration", "probe"),
         requests=requests,
         full=is_full and not by_client,
         by_client=by_client and not held and rate_rps is not None,

@@ -77,7 +77,9 @@ class FixedLoadSearch(Search):
     def own_runs(self, contender: Contender, beside: Contender | None = None) -> list[BracketRun]:
         """Return a contender's runs under the scenario's own load, without scouts, whose clients are others: those that
         are `comparable` with the runs of `beside` (None: all)."""
-        return [run for run in self.comparable(contender, beside) if run.clients in (None, self._clients)]
+        return [
+            run for run in self.comparable(contender, beside) if not run.scout or run.clients == self._clients
+        ]
 
     def counted_runs(self, contender: Contender, beside: Contender | None = None) -> list[BracketRun]:
         """Return the runs from which a contender's figures are computed: its own, once there are FRESH confirmation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +82,7 @@ def test_where_the_twin_lies_outside_the_measured_rate_counts(twin: Twin, factor
     assert plan.advised == 40
     assert plan.latency_s["p95"].value <= 1.1 * P95.seconds
     held, missed = measured.held_rps, measured.missed_rps
-    assert plan.to_dict()["measured"] == {"held_rps": held, "missed_rps": missed, "is_share": False}
+    assert plan.to_dict()["measured"] == asdict(MeasuredRates(held_rps=held, missed_rps=missed))
 
 
 def test_of_rates_that_all_missed_the_twin_names_none(twin: Twin) -> None:

@@ -156,15 +156,11 @@ class Search(ABC):
         """Return the runs of a contender that can be compared with those of `beside`; `beside` None: all.
 
         Of a reference these are the runs that the host did not disturb, and those after the first confirmation run of
-        `beside`: who ran only while the host was disturbed would make a gain of any other. All where most confirmation
-        runs (without any, most runs) of `beside` were disturbed too, and of any other contender.
+        `beside`: who ran only while the host was disturbed would make a gain of any other. Of another contender all.
         """
         if beside is None or beside is contender or not contender.is_reference:
             return contender.runs
-        fresh = [run for run in beside.runs if run.fresh] or beside.runs
-        if 2 * sum(run.disturbed for run in fresh) > len(fresh):
-            return contender.runs
-        first = min((run.trial for run in fresh if run.fresh), default=math.inf)
+        first = min((run.trial for run in beside.runs if run.fresh), default=math.inf)
         return [run for run in contender.runs if not run.disturbed or run.trial > first]
 
     def _take(self, trial: Trial) -> None:

@@ -344,15 +344,6 @@ def test_no_gain_is_stated_over_a_reference_that_ran_only_beside_other_programs(
     assert settled.batching_helps == "yes"
 
 
-def test_on_a_host_that_disturbs_every_run_the_gain_over_a_reference_is_stated() -> None:
-    trials = [beside_others(trial) for trial in confirmed_after_a_disturbance()]
-    answer = recommend(trials, scenario=SCENARIO)
-    assert answer.established
-    gain = answer.gains["defaults"]
-    assert gain is not None
-    assert gain.low < 2703 / 850 < gain.high
-
-
 def test_no_timeout_longer_than_a_limit_is_recommended_while_a_shorter_one_keeps_it() -> None:
     long = {**BATCH_14, "batch_timeout_micros": 14_482}
     short = {**BATCH_14, "batch_timeout_micros": 0}

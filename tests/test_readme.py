@@ -82,7 +82,7 @@ def test_the_quickstart_recommends_batching_for_the_real_model(folder: Path) -> 
     if not (folder / "results").exists():
         pytest.skip("needs the sweep of the console line before it")
     document = json.loads(run("batchtune recommend --json", folder).stdout)
-    if not document["established"]:
+    if not document["established"] or document["batching_helps"] == "not distinguishable":
         pytest.skip(f"this host was too noisy to say: {document['open_questions']}")
     assert document["batching_helps"] == "yes"
     batching = document["configuration"]["batching"]

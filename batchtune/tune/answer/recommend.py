@@ -112,6 +112,7 @@ def trades(
             or other.outside
             or other.configuration == configuration
             or p95 is None
+            or not math.isfinite(p95.value)  # fewer requests were answered than the quantile needs
             or other.throughput_rps is None
         ):
             continue

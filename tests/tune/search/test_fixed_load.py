@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -22,7 +23,7 @@ from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device
 from tests.benchmarks.replay.replay import NEAR, read_table
 from tests.benchmarks.replay.replay_guided import guided_choices
-from tests.tune.answer.ledgers import BATCH_14, BUSY, SCENARIO, SEARCH, at_rate
+from tests.tune.answer.ledgers import BATCH_8, BATCH_14, BUSY, SCENARIO, SEARCH, at_rate
 from tests.tune.tune_fakes import planted, scenario_of
 from tests.twin.simulated_fleet import simulated_server
 
@@ -342,6 +343,17 @@ def test_no_gain_is_stated_over_a_reference_that_ran_only_beside_other_programs(
     assert gain is not None
     assert gain.low < 1.02 < gain.high < 1.2
     assert settled.batching_helps == "yes"
+
+
+def test_a_configuration_without_a_p95_is_no_alternative() -> None:
+    """Nearly all requests of its run were unfinished; without an SLO it counts as kept, and the sweep ended in NaN."""
+    trials = [
+        planted(at, batching=BATCH_14, throughput=500, p95_s=0.04, source="confirm") for at in (1, 2, 3)
+    ]
+    trials.append(planted(4, batching=BATCH_8, throughput=16, p95_s=math.nan))
+    no_limits = SCENARIO.model_copy(update={"slo": SCENARIO.slo.model_validate({"errors": "100%"})})
+    answer = recommend(trials, scenario=no_limits)
+    assert answer.to_dict()["alternatives"] == []
 
 
 def test_no_timeout_longer_than_a_limit_is_recommended_while_a_shorter_one_keeps_it() -> None:

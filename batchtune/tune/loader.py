@@ -469,13 +469,16 @@ class LoadGroup:
         """Wait until every load is ready, then watch the host; raises NotLoadedError where another load failed, or is
         not ready within 120 s."""
         self._cpus = cpus
-        _wait(self._first)
+        ready_limit_s = (
+            120.0  # for the others' requests to be encoded, and asked alone where answers are expected
+        )
+        _wait(self._first, ready_limit_s)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002
         """Wait until every load has ended, and return the noise of the host from the first to the last; raises
         NotLoadedError where another load failed."""
         self._client_cpu_s.append(client_cpu_s)
-        _wait(self._last)
+        _wait(self._last, None)
         return self._noise
 
     def abort(self) -> None:
@@ -507,9 +510,9 @@ class LoadGroup:
         self._noise = self._guard.end(server_cpu_s=server_cpu_s, client_cpu_s=client_cpu_s)
 
 
-def _wait(barrier: threading.Barrier) -> None:
+def _wait(barrier: threading.Barrier, limit_s: float | None) -> None:
     try:
-        barrier.wait()
+        barrier.wait(limit_s)
     except threading.BrokenBarrierError as error:
         raise NotLoadedError("not loaded, because the load of another model failed") from error
 

@@ -110,7 +110,7 @@ def verdicts(rate_rps: float, miss_ratio: float, *, streams: int) -> Counter[str
 @pytest.mark.parametrize(
     ("rate_rps", "streams", "most"),
     [
-        (1500.0, 10, 2),
+        (1500.0, 20, 3),
         pytest.param(1500.0, 50, 5, marks=pytest.mark.slow),
         pytest.param(700.0, 150, 12, marks=pytest.mark.slow),
         pytest.param(1500.0, 150, 12, marks=pytest.mark.slow),

@@ -84,7 +84,8 @@ class BracketRun:
     `by_client`: a miss at a rate that the client could not send in time, so that the server need not be the cause.
     `failed`: its trial has no figures: the server ended, or could not be started or set.
     `disturbed`: other programs, or a slower CPU, disturbed it (HOST_CODES).
-    `scout`: a short load that shows who deserves a longer one.
+    `scout`: a short load that shows who deserves a longer one. `fell_behind`: too little of its rate was answered to
+    hold it, whatever the latencies.
     """
 
     trial: int
@@ -102,13 +103,8 @@ class BracketRun:
     failed: bool = False
     disturbed: bool = False
     scout: bool = False
+    fell_behind: bool = False
     requests: int = 1000
-
-    @property
-    def fell_behind(self) -> bool:
-        """Whether too little of the rate was answered to hold it, whatever the latencies."""
-        is_miss = self.rate_rps is not None and not (self.held or self.failed)
-        return is_miss and self.answered_rps < ANSWERED * _rate(self)
 
 
 @dataclass(frozen=True)
@@ -455,6 +451,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         rate_rps = trial.rate_rps
     clients = trial.request.concurrency or (trial.concurrency if rate_rps is None else None)
     failed = measured is None or trial.state == "failed" or not math.isfinite(measured.throughput_rps.value)
+    fell_behind = False
     if measured is None or failed:
         latency_s: dict[str, float] = {}
         answered_rps, error_ratio, held, kept, far, requests = 0.0, 1.0, False, False, True, 0
@@ -463,12 +460,12 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         by_client = _is_client_limited(measured)
         latency_s = {name: quantile.value for name, quantile in measured.latency_s.items()}
         answered_rps, error_ratio = measured.throughput_rps.value, measured.error_ratio
-        held, far = keeps(slo, latency_s, error_ratio), False
-        kept = held
+        kept, far = keeps(slo, latency_s, error_ratio), False
         requests = measured.requests
         if rate_rps is not None:
-            held = held and keeps_up(measured, rate_rps)
-            far = not held and not keeps_up(measured, rate_rps, far_answered)
+            fell_behind = not keeps_up(measured, rate_rps)
+            far = fell_behind and not keeps_up(measured, rate_rps, far_answered)
+        held = kept and not fell_behind
     to_fill = clients_to_fill(trial.configuration, scenario)
     if rate_rps is None:
         # A loop too short for each client to be answered shows its beginning, not what is answered at most.
@@ -487,6 +484,7 @@ def _run_of(trial: Trial, slo: SloSpec, scenario: Scenario) -> BracketRun:
         kept=kept,
         fresh=trial.source == "confirm",
         scout=trial.source in ("calibration", "probe"),
+        fell_behind=fell_behind,
         requests=requests,
         full=is_full and not by_client,
         by_client=by_client and not held and rate_rps is not None,
@@ -522,6 +520,7 @@ def _run_of_models(trial: Trial, scenario: Scenario) -> BracketRun:
         kept=all(run.kept for run in runs.values()),
         failed=any(run.failed for run in runs.values()),
         disturbed=any(run.disturbed for run in runs.values()),
+        fell_behind=any(run.fell_behind for run in runs.values()),
         fresh=trial.source == "confirm",
         requests=min(run.requests for run in runs.values()),
     )

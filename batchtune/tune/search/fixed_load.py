@@ -178,9 +178,8 @@ class FixedLoadSearch(Search):
         standing = self.standing(contender)
         keeps = standing is not None and standing.keeps
         value = -math.inf if standing is None else standing.mean if keeps else -self._violation(contender)
-        is_short = (
-            contender.configuration.timeout_s < self._limit_s
-        )  # else a batch that is not full misses the limit
+        # With a longer timeout a batch that is not full misses the limit.
+        is_short = contender.configuration.timeout_s < self._limit_s
         return keeps, is_short, value, contender.hope, [-part for part in contender.simplicity]
 
     def _violation(self, contender: Contender) -> float:
@@ -390,7 +389,8 @@ class FixedLoadSearch(Search):
         prediction interval needs, other rivals, and the references over which the gain is not known well enough.
         """
         leader = self.leader()
-        unknown = [c for c in self._unknown(leader) if c not in taken and self._fresh_runs(leader)]
+        others = [c for c in self.contenders.all() if c not in taken] if self._fresh_runs(leader) else []
+        unknown = [c for c in others if self._is_unknown(c, leader)]
         rivals = self._open_rivals(leader)
         in_turn = sorted((leader, *rivals[:1]), key=lambda c: self._fresh_runs(c, taken))
         missing_s = sum(
@@ -420,8 +420,8 @@ class FixedLoadSearch(Search):
     def is_open(self, rival: Contender, top: Contender) -> bool:
         """Whether a rival that ran may be better than `top`: it does not miss the SLO, and the upper end of its
         interval is above OPEN times the figure of `top`; or none of its runs is comparable with those of `top`."""
-        if rival is top or not self.own_runs(rival, top):
-            return rival in self._unknown(top)
+        if rival is top or self._is_unknown(rival, top):
+            return rival is not top
         theirs, ours = self.standing(rival, top), self.standing(top)
         return (
             theirs is not None
@@ -430,10 +430,10 @@ class FixedLoadSearch(Search):
             and theirs.high > ours.mean + math.log(OPEN)
         )
 
-    def _unknown(self, top: Contender) -> list[Contender]:
-        """The references that ran, but never comparably with `top`."""
-        ran = (c for c in self.contenders.all() if not c.is_broken and self.own_runs(c))
-        return [c for c in ran if not self.own_runs(c, top)]
+    def _is_unknown(self, contender: Contender, top: Contender) -> bool:
+        """Whether a contender ran, but never comparably with `top`: a reference on a disturbed host."""
+        ran = not contender.is_broken and self.own_runs(contender)
+        return bool(ran) and not self.own_runs(contender, top)
 
     def _open_rivals(self, leader: Contender) -> list[Contender]:
         rivals = [
@@ -469,9 +469,8 @@ class FixedLoadSearch(Search):
             return
         rows = None if measured.server is None else measured.server.mean_batch_rows
         waited_s = contender.configuration.timeout_s if self._waits_in_vain(contender) else 0.0
-        if (
-            rows and 2.0 * waited_s * run.answered_rps * self._rows > rows
-        ):  # of the time of a batch more than half
+        # Of the time of a batch more than half was spent waiting.
+        if rows and 2.0 * waited_s * run.answered_rps * self._rows > rows:
             return
         if rows and contender.configuration.batching is not None and run.clients >= 4:
             self.curve.learn(contender.configuration, rows=rows, rows_per_s=run.answered_rps * self._rows)

@@ -190,9 +190,8 @@ class Search(ABC):
     def _learn(self, contender: Contender, run: BracketRun, measured: Measurement | None) -> None:
         """Add a run to the service-time curve if all of its batches were full: the rows of other runs are unknown."""
         answered_all = run.clients is not None and run.requests >= run.clients > 1  # else it stalled
-        answers = (
-            run.error_ratio <= 0.1 or run.rate_rps is not None
-        )  # an overloaded server refuses what it cannot queue
+        # An overloaded server refuses what it cannot queue.
+        answers = run.error_ratio <= 0.1 or run.rate_rps is not None
         busy = run.full or (contender is self.unbatched() and answered_all)
         if busy and answers and self.has_curve and measured is not None:
             self.curve.learn(

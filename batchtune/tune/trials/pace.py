@@ -189,9 +189,10 @@ def times_of(
     turn_s = pace.turn_s(in_flight, rows)
     timeout_s = scenario.request.timeout_s
     if "timeout_s" not in scenario.request.model_fields_set:
-        # Three times what the last request of the queue should take; a minute while the server's speed is unknown
-        # (tests/tune/trials/test_pace.py).
-        timeout_s = max(timeout_s, 60.0 if math.isnan(pace.lone_s) else 3.0 * turn_s)
+        # Three times what the last request of the queue should take (a minute while the server's speed is unknown), but
+        # no more than 600 s, so that a server that hangs is noticed (tests/tune/trials/test_pace.py).
+        patience_s = 60.0 if math.isnan(pace.lone_s) else 3.0 * turn_s
+        timeout_s = max(timeout_s, min(patience_s, 600.0))
     return RunTimes(
         warm_up_s=warm_up_s, duration_s=duration_s, timeout_s=timeout_s, batch_s=batch_s, turn_s=turn_s
     )

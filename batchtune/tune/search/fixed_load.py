@@ -389,8 +389,7 @@ class FixedLoadSearch(Search):
         prediction interval needs, other rivals, and the references over which the gain is not known well enough.
         """
         leader = self.leader()
-        others = [c for c in self.contenders.all() if c not in taken] if self._fresh_runs(leader) else []
-        unknown = [c for c in others if self._is_unknown(c, leader)]
+        others = self.contenders.all() if self._fresh_runs(leader) else ()
         rivals = self._open_rivals(leader)
         in_turn = sorted((leader, *rivals[:1]), key=lambda c: self._fresh_runs(c, taken))
         missing_s = sum(
@@ -399,7 +398,7 @@ class FixedLoadSearch(Search):
         first = in_turn if missing_s <= left_s else [leader]
         for contender, runs in (
             *((c, self._fresh_wanted(c, leader)) for c in dict.fromkeys((*first, leader))),
-            *((c, math.inf) for c in unknown),
+            *((c, math.inf) for c in others if c not in taken and self._is_unknown(c, leader)),
             (leader, PREDICTION_RUNS),
             *((c, FRESH) for c in (*rivals, *self._compared_with(leader))),
         ):
@@ -432,8 +431,8 @@ class FixedLoadSearch(Search):
 
     def _is_unknown(self, contender: Contender, top: Contender) -> bool:
         """Whether a contender ran, but never comparably with `top`: a reference on a disturbed host."""
-        ran = not contender.is_broken and self.own_runs(contender)
-        return bool(ran) and not self.own_runs(contender, top)
+        ran = self.own_runs(contender)
+        return not contender.is_broken and bool(ran) and not self.own_runs(contender, top)
 
     def _open_rivals(self, leader: Contender) -> list[Contender]:
         rivals = [

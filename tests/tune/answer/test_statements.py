@@ -292,6 +292,8 @@ def check_gains(chosen: Recommendation, text: str) -> None:
         cell = gain_cell(other)
         if cell.startswith("×") and other.gain is not None:
             assert not other.gain.low <= 1.0 <= other.gain.high
+        if other.open and other.name == "no_batching":
+            assert "no measurable difference from no batching" not in text
         if chosen.level_with == other.name:
             assert cell in ("none measurable", "may be better"), cell
     assert chosen.level_with is None or chosen.level_with not in chosen.names

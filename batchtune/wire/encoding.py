@@ -1,15 +1,11 @@
-"""Encodes and decodes protobuf's numbers and fields, declares messages without protoc, reads TFRecords, and remembers
-decoded values."""
+"""Encodes and decodes protobuf's numbers and fields, reads TFRecords, and remembers decoded values."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple, TypeVar
-
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -173,34 +169,3 @@ def tfrecords(content: bytes) -> Iterator[bytes]:
         if at > len(content):
             raise ValueError(f"the file ends within record {number}")
         yield content[begin:end]
-
-
-_Field = FieldDescriptorProto
-_SCALARS = {
-    name: getattr(_Field, f"TYPE_{name.upper()}")
-    for name in ("bool", "bytes", "double", "float", "int32", "int64", "string", "uint32", "uint64")
-}
-
-
-def add_messages(file: FileDescriptorProto, declarations: Sequence[str]) -> None:
-    """Add message types to `file` in place, without protoc; raises ValueError for a field that is declared in another
-    way.
-
-    A declaration is `Name: kind field=1, …`; `kind* field=2` is a repeated field. A kind is a scalar of protobuf, or a
-    message of the same package.
-    """
-    for declaration in declarations:
-        name, _, fields = declaration.partition(":")
-        message = file.message_type.add(name=name)
-        for text in fields.strip().split(", "):
-            match = re.match(r"([\w.]+)(\*?) (\w+)=(\d+)$", text)
-            if match is None:
-                raise ValueError(f"{name}: {text}")
-            kind, repeated, field_name, number = match.groups()
-            field = message.field.add(name=field_name, number=int(number))
-            field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-            if kind in _SCALARS:
-                field.type = _SCALARS[kind]
-            else:
-                field.type = _Field.TYPE_MESSAGE
-                field.type_name = f".{file.package}.{kind}"

@@ -12,15 +12,16 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from batchtune.wire.encoding import add_messages, bounded_depth
+from batchtune.wire.encoding import bounded_depth
 from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -324,67 +325,30 @@ def _split(raw: bytes, count: int) -> list[bytes]:
     return values
 
 
-# Messages, built here from their grammar, without protoc or tritonclient. Fields that we neither send nor read
-# (`parameters`, mostly) are left out: protobuf passes over them. The pool is our own, since tritonclient registers the
-# same names in the default one. Source: grpc_service.proto of KServe and Triton; the statistics are Triton's extension.
+# Messages, as kserve.textproto declares them, without protoc or tritonclient. The pool is our own, since tritonclient
+# registers the same names in the default one.
 INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"
 METADATA_PATH = "/inference.GRPCInferenceService/ModelMetadata"
 STATISTICS_PATH = "/inference.GRPCInferenceService/ModelStatistics"
 
-_MESSAGES = (
-    (
-        "InferTensorContents: bool* bool_contents=1, int32* int_contents=2, int64* int64_contents=3, "
-        "uint32* uint_contents=4, uint64* uint64_contents=5, float* fp32_contents=6, "
-        "double* fp64_contents=7, bytes* bytes_contents=8"
-    ),
-    "InferTensor: string name=1, string datatype=2, int64* shape=3, InferTensorContents contents=5",
-    (
-        "ModelInferRequest: string model_name=1, string model_version=2, InferTensor* inputs=5, "
-        "bytes* raw_input_contents=7"
-    ),
-    (
-        "ModelInferResponse: string model_name=1, string model_version=2, InferTensor* outputs=5, "
-        "bytes* raw_output_contents=6"
-    ),
-    "ModelMetadataRequest: string name=1, string version=2",
-    "TensorMetadata: string name=1, string datatype=2, int64* shape=3",
-    (
-        "ModelMetadataResponse: string name=1, string* versions=2, string platform=3, "
-        "TensorMetadata* inputs=4, TensorMetadata* outputs=5"
-    ),
-    "ModelStatisticsRequest: string name=1, string version=2",
-    "StatisticDuration: uint64 count=1, uint64 ns=2",
-    "InferStatistics: StatisticDuration success=1, StatisticDuration fail=2, StatisticDuration queue=3",
-    (
-        "InferBatchStatistics: uint64 batch_size=1, StatisticDuration compute_input=2, "
-        "StatisticDuration compute_infer=3, StatisticDuration compute_output=4"
-    ),
-    (
-        "ModelStatistics: string name=1, string version=2, uint64 inference_count=4, "
-        "uint64 execution_count=5, InferStatistics inference_stats=6, InferBatchStatistics* batch_stats=7"
-    ),
-    "ModelStatisticsResponse: ModelStatistics* model_stats=1",
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(
+    text_format.Parse(
+        Path(__file__).with_name("kserve.textproto").read_text("utf-8"), descriptor_pb2.FileDescriptorProto()
+    )
 )
 
 
-def _message_classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="kserve.proto", package="inference", syntax="proto3")
-    add_messages(file, _MESSAGES)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference.{message.name}"))
-        for message in file.message_type
-    }
+def _message(name: str) -> Any:
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
 
 
-_CLASSES = _message_classes()
-ModelInferRequest = _CLASSES["ModelInferRequest"]
-ModelInferResponse = _CLASSES["ModelInferResponse"]
-ModelMetadataRequest = _CLASSES["ModelMetadataRequest"]
-ModelMetadataResponse = _CLASSES["ModelMetadataResponse"]
-ModelStatisticsRequest = _CLASSES["ModelStatisticsRequest"]
-ModelStatisticsResponse = _CLASSES["ModelStatisticsResponse"]
+ModelInferRequest = _message("ModelInferRequest")
+ModelInferResponse = _message("ModelInferResponse")
+ModelMetadataRequest = _message("ModelMetadataRequest")
+ModelMetadataResponse = _message("ModelMetadataResponse")
+ModelStatisticsRequest = _message("ModelStatisticsRequest")
+ModelStatisticsResponse = _message("ModelStatisticsResponse")
 
 
 METHOD_NAME = "kserve/infer"

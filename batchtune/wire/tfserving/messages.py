@@ -30,47 +30,14 @@ def new_pool() -> descriptor_pool.DescriptorPool:
 POOL = new_pool()
 
 
-def _message(name: str) -> Any:
-    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(name))
-
-
 DataType: Any = enum_type_wrapper.EnumTypeWrapper(POOL.FindEnumTypeByName("tensorflow.DataType"))
-Class: Any = _message("tensorflow.serving.Class")
-ClassificationRequest: Any = _message("tensorflow.serving.ClassificationRequest")
-ClassificationResponse: Any = _message("tensorflow.serving.ClassificationResponse")
-ClassificationResult: Any = _message("tensorflow.serving.ClassificationResult")
-Classifications: Any = _message("tensorflow.serving.Classifications")
-Example: Any = _message("tensorflow.Example")
-ExampleList: Any = _message("tensorflow.serving.ExampleList")
-ExampleListWithContext: Any = _message("tensorflow.serving.ExampleListWithContext")
-Feature: Any = _message("tensorflow.Feature")
-Features: Any = _message("tensorflow.Features")
-GetModelMetadataRequest: Any = _message("tensorflow.serving.GetModelMetadataRequest")
-GetModelMetadataResponse: Any = _message("tensorflow.serving.GetModelMetadataResponse")
-GetModelStatusRequest: Any = _message("tensorflow.serving.GetModelStatusRequest")
-GetModelStatusResponse: Any = _message("tensorflow.serving.GetModelStatusResponse")
-InferenceResult: Any = _message("tensorflow.serving.InferenceResult")
-InferenceTask: Any = _message("tensorflow.serving.InferenceTask")
-Input: Any = _message("tensorflow.serving.Input")
-ModelConfig: Any = _message("tensorflow.serving.ModelConfig")
-ModelConfigList: Any = _message("tensorflow.serving.ModelConfigList")
-ModelServerConfig: Any = _message("tensorflow.serving.ModelServerConfig")
-ModelSpec: Any = _message("tensorflow.serving.ModelSpec")
-ModelVersionStatus: Any = _message("tensorflow.serving.ModelVersionStatus")
-MultiInferenceRequest: Any = _message("tensorflow.serving.MultiInferenceRequest")
-MultiInferenceResponse: Any = _message("tensorflow.serving.MultiInferenceResponse")
-PredictRequest: Any = _message("tensorflow.serving.PredictRequest")
-PredictResponse: Any = _message("tensorflow.serving.PredictResponse")
-PredictionLog: Any = _message("tensorflow.serving.PredictionLog")
-Regression: Any = _message("tensorflow.serving.Regression")
-RegressionRequest: Any = _message("tensorflow.serving.RegressionRequest")
-RegressionResponse: Any = _message("tensorflow.serving.RegressionResponse")
-RegressionResult: Any = _message("tensorflow.serving.RegressionResult")
-ReloadConfigRequest: Any = _message("tensorflow.serving.ReloadConfigRequest")
-ReloadConfigResponse: Any = _message("tensorflow.serving.ReloadConfigResponse")
-SignatureDef: Any = _message("tensorflow.SignatureDef")
-SignatureDefMap: Any = _message("tensorflow.serving.SignatureDefMap")
-StatusProto: Any = _message("tensorflow.serving.StatusProto")
-TensorInfo: Any = _message("tensorflow.TensorInfo")
-TensorProto: Any = _message("tensorflow.TensorProto")
-TensorShapeProto: Any = _message("tensorflow.TensorShapeProto")
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a message by its name, such as `PredictRequest`; TensorFlow Serving's come first."""
+    for package in ("tensorflow.serving", "tensorflow"):
+        try:
+            return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{package}.{name}"))
+        except KeyError:
+            continue
+    raise AttributeError(f"no message {name} is declared")

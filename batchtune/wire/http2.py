@@ -418,60 +418,17 @@ Fields = tuple[tuple[str, str], ...]
 EMPTY_TABLE = b"\x20"
 """Dynamic table size update to 0: what RFC 7541 §4.2 asks of an encoder whose peer allows no table."""
 
-_STATIC_PAIRS = {
-    (":method", "POST"): 0x83,
-    (":scheme", "http"): 0x86,
-    (":scheme", "https"): 0x87,
-    (":status", "200"): 0x88,
-}
-_STATIC_NAMES = {
-    ":authority": 1,
-    ":path": 4,
-    ":status": 8,
-    "authorization": 23,
-    "content-length": 28,
-    "content-type": 31,
-    "user-agent": 58,
-}
-
 
 def encode_block(fields: Iterable[tuple[str, str]], *, opens_table: bool = True) -> bytes:
-    """Encode header fields without a dynamic table (RFC 7541 §6.1, §6.2.2).
+    """Encode header fields without a dynamic table, and without Huffman's code.
 
     opens_table: begin with EMPTY_TABLE, which the first block of a connection needs; False: for later blocks.
     """
-    block = bytearray(EMPTY_TABLE if opens_table else b"")
-    for name, value in fields:
-        pair = _STATIC_PAIRS.get((name, value))
-        if pair is not None:
-            block.append(pair)
-            continue
-        index = _STATIC_NAMES.get(name)
-        if index is None:
-            block.append(0)
-            block += _string(name.encode("ascii"))
-        else:
-            block += _integer(index, 4)
-        block += _string(value.encode("latin-1"))
-    return bytes(block)
-
-
-def _integer(value: int, prefix_bits: int) -> bytes:
-    """Encode an integer (RFC 7541 §5.1); the bits before the prefix are 0."""
-    limit = (1 << prefix_bits) - 1
-    if value < limit:
-        return bytes((value,))
-    encoded = bytearray((limit,))
-    value -= limit
-    while value >= 128:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _string(value: bytes) -> bytes:
-    return _integer(len(value), 7) + value
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0  # which it says first
+    pairs = [(name.encode("ascii"), value.encode("latin-1")) for name, value in fields]
+    block: bytes = encoder.encode(pairs, huffman=False)
+    return block if opens_table else block.removeprefix(EMPTY_TABLE)
 
 
 def new_decoder(*, table_bytes: int, header_list_bytes: int) -> hpack.Decoder:

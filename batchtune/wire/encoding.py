@@ -85,6 +85,11 @@ VARINT, LENGTH_DELIMITED = 0, 2
 """protobuf's wire types: whole numbers; bytes, texts, messages and packed numbers."""
 
 
+def length_delimited(number: int, size: int) -> bytes:
+    """Return the tag and the length that precede the `size` bytes of a field."""
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(size)
+
+
 def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (field number, wire type, begin, end) of each field in message[position:end].
 

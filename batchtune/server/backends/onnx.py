@@ -24,10 +24,10 @@ from batchtune.server.backends.model import (
 )
 from batchtune.system import schedulable_cores
 from batchtune.wire.encoding import (
-    LENGTH_DELIMITED,
     VARINT,
     FileField,
     file_fields,
+    length_delimited,
     read_part,
     read_varints,
     varint,
@@ -77,7 +77,7 @@ def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
             for field in file_fields(file, 0, size):
                 if field.number == graph_number:
                     graph = _cut_graph(file, field, path.name, weights)
-                    pieces += [_length_delimited(graph_number, graph)]
+                    pieces += [_field(graph_number, graph)]
                 else:
                     pieces.append(read_part(file, field.begin, field.end))
         except (ValueError, IndexError):
@@ -112,7 +112,7 @@ def _cut_graph(file: BinaryIO, graph: FileField, file_name: str, weights: list[W
             pieces.append(read_part(file, field.begin, field.end))
         else:
             weights.append(weight)
-            pieces.append(_length_delimited(initializer, _elsewhere(weight, file_name)))
+            pieces.append(_field(initializer, _elsewhere(weight, file_name)))
     return b"".join(pieces)
 
 
@@ -165,10 +165,10 @@ def _elsewhere(weight: Weight, file_name: str) -> bytes:
     place = {"location": file_name, "offset": str(weight.position), "length": str(weight.size)}
     pieces = [varint(_DIMS << 3 | VARINT) + varint(dimension) for dimension in weight.shape]
     pieces.append(varint(_DATA_TYPE << 3 | VARINT) + varint(weight.data_type))
-    pieces.append(_length_delimited(_NAME, weight.name.encode()))
+    pieces.append(_field(_NAME, weight.name.encode()))
     for key, value in place.items():
-        entry = _length_delimited(1, key.encode()) + _length_delimited(2, value.encode())
-        pieces.append(_length_delimited(_EXTERNAL_DATA, entry))
+        entry = _field(1, key.encode()) + _field(2, value.encode())
+        pieces.append(_field(_EXTERNAL_DATA, entry))
     pieces.append(varint(_DATA_LOCATION << 3 | VARINT) + varint(1))
     return b"".join(pieces)
 
@@ -179,8 +179,8 @@ def _numbers(file: BinaryIO, field: FileField) -> list[int]:
     return read_varints(packed) if packed else [field.value]
 
 
-def _length_delimited(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(content)) + content
+def _field(number: int, content: bytes) -> bytes:
+    return length_delimited(number, len(content)) + content
 
 
 _CUDA = "CUDAExecutionProvider"

@@ -37,7 +37,7 @@ from batchtune.server.calls.pending_call import (
 )
 from batchtune.server.models.model_repository import ModelRepository
 from batchtune.server.models.servable import Servable
-from batchtune.wire.encoding import Memo, read_fields, varint
+from batchtune.wire.encoding import Memo, length_delimited, read_fields
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -48,7 +48,13 @@ from batchtune.wire.tfserving.messages import (
     SignatureDefMap,
     TensorProto,
 )
-from batchtune.wire.tfserving.tensors import datatype_number, fill_tensor, numpy_name, tensor_from_proto
+from batchtune.wire.tfserving.tensors import (
+    RAW_FIELDS,
+    datatype_number,
+    fill_tensor,
+    numpy_name,
+    tensor_from_proto,
+)
 
 _LITERAL_BYTES_MAX = 1024
 """Most bytes beside the values that a template or plan keeps; usual are 60, and 20 for each input."""
@@ -56,12 +62,9 @@ _FIELDS_MAX = 2048
 """Most inputs and output names in one request; 70,000 in 0.8 MB held the event loop for 400 ms."""
 _CONTENT_FIELD = 4
 # What travels as plain little-endian bytes: the packed field of a TensorProto that holds them so, else tensor_content.
-_PACKED_FIELDS = {"float32": 5, "float64": 6}
 _RAW_DTYPES = frozenset(
-    [*_PACKED_FIELDS, "float16"] + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    ["float16", "float32", "float64"] + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
-# numpy's type character → the packed field whose bytes are the array's own.
-_RAW_FIELDS = {"f": 5, "d": 6, "?": 11, "F": 9, "D": 12}
 
 
 class PredictCalls:
@@ -255,23 +258,23 @@ class PredictResponses:
         return b"".join(pieces)
 
     def _is_raw(self, array: NDArray[Any]) -> bool:
-        character = array.dtype.char
-        return character in ("fdFDbhilqBHILQe?" if self._as_content else _RAW_FIELDS) and array.dtype.isnative
+        raw = array.dtype.char in "fdFDbhilqBHILQe?" if self._as_content else array.dtype.name in RAW_FIELDS
+        return raw and array.dtype.isnative
 
     def _template(self, arrays: Sequence[NDArray[Any]]) -> list[bytes]:
         """Return the bytes before, between and after the values of the arrays: one more piece than arrays."""
         pieces = [b""]
         for name, array in zip(self._outputs, arrays, strict=True):
-            field = _CONTENT_FIELD if self._as_content else _RAW_FIELDS[array.dtype.char]
+            field = _CONTENT_FIELD if self._as_content else RAW_FIELDS[array.dtype.name]
             before = _tensor_head(array)
             if array.nbytes:
-                before += _head(field, array.nbytes)
-            key = _head(1, len(name.encode())) + name.encode()
-            value = _head(2, len(before) + array.nbytes) + before
-            pieces[-1] += _head(1, len(key) + len(value) + array.nbytes) + key + value
+                before += length_delimited(field, array.nbytes)
+            key = length_delimited(1, len(name.encode())) + name.encode()
+            value = length_delimited(2, len(before) + array.nbytes) + before
+            pieces[-1] += length_delimited(1, len(key) + len(value) + array.nbytes) + key + value
             pieces.append(b"")
         spec = self._spec.SerializeToString()
-        pieces[-1] += _head(2, len(spec)) + spec
+        pieces[-1] += length_delimited(2, len(spec)) + spec
         return pieces
 
     def _encode_by_protobuf(self, arrays: Sequence[NDArray[Any]]) -> bytes:
@@ -291,12 +294,6 @@ def _tensor_head(array: NDArray[Any]) -> bytes:
     for size in array.shape:
         proto.tensor_shape.dim.add().size = size
     return bytes(proto.SerializeToString())
-
-
-def _head(field: int, size: int) -> bytes:
-    """Return the tag and length that precede a field of `size` bytes."""
-    length_delimited = 2
-    return bytes([field << 3 | length_delimited]) + varint(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -480,7 +477,7 @@ def _make_template(message: bytes, request: Any, plan: PredictPlan) -> _Template
         proto = request.inputs[name]
         try:
             dtype = np.dtype(numpy_name(proto.dtype))
-            if dtype.name not in _RAW_DTYPES or field not in {_CONTENT_FIELD, _PACKED_FIELDS.get(dtype.name)}:
+            if dtype.name not in _RAW_DTYPES or field not in {_CONTENT_FIELD, RAW_FIELDS.get(dtype.name)}:
                 return None
             shape = tensor_from_proto(proto).shape
         except (TypeError, ValueError):

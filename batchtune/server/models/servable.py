@@ -15,7 +15,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.model import Empty, LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.model_config import ModelConfig
 from batchtune.server.models.warmup import expected_sizes
@@ -260,21 +260,25 @@ class Servable:
         return f"{names[0]}({listed(signature.inputs)}) -> ({listed(signature.outputs)}){more}; {batching}{staged}"
 
     def _metered(self, model: LoadedModel, run: Runner, signature_name: str, *, batched: bool) -> Runner:
-        device, metrics = self._metrics.device, self._metrics
-        if batched:
-            return _BatchRun(run, metrics, self.name, model.empty)
+        """Return `run` with its time, counted as the device's and, in batches, as the model's."""
+        device, metrics, name = self._metrics.device, self._metrics, self.name
         first_input = model.signatures[signature_name].inputs[0].name
 
-        def run_request(inputs: Tensors) -> Tensors:
-            started_ns = time.monotonic_ns()
+        def run_metered(inputs: Tensors) -> Tensors:
+            began_ns = time.monotonic_ns()
             with device:
                 outputs = run(inputs)
+            micros = (time.monotonic_ns() - began_ns) / 1000
             array = inputs[first_input]
-            micros = (time.monotonic_ns() - started_ns) / 1000
-            metrics.on_unbatched_run(array.shape[0] if array.ndim else 1, micros)
+            rows = array.shape[0] if array.ndim else 1
+            if batched:
+                metrics.models.add((name,), 1, rows, micros)
+            else:
+                metrics.on_unbatched_run(rows, micros)
             return outputs
 
-        return run_request
+        run_metered.empty = model.empty  # type: ignore[attr-defined]  # as a Runner may have it
+        return run_metered
 
     def _no_session(self, signature_name: str) -> StatusError:
         if signature_name in self.signatures:  # closed after it was found
@@ -287,27 +291,6 @@ def _forget(pool: SessionPool, sessions: Mapping[str, Session]) -> None:
     """Close each of the sessions (signature name -> session) once, also where several names share it."""
     for session in {id(session): session for session in sessions.values()}.values():
         pool.forget(session)
-
-
-class _BatchRun:
-    """Runs a batch and adds it to the device's busy time and the model's batches, rows and microseconds."""
-
-    __slots__ = ("_device", "_models", "_name", "_run", "empty")
-
-    def __init__(self, run: Runner, metrics: Metrics, name: str, empty: Empty) -> None:
-        self._run = run
-        self._device = metrics.device
-        self._models = metrics.models
-        self._name = name
-        self.empty = empty
-
-    def __call__(self, inputs: Tensors) -> Tensors:
-        began_ns = time.monotonic_ns()
-        with self._device:
-            outputs = self._run(inputs)
-        micros = (time.monotonic_ns() - began_ns) / 1000
-        self._models.add((self._name,), 1, len(next(iter(inputs.values()))), micros)
-        return outputs
 
 
 def metadata_of(signatures: Mapping[str, Signature]) -> bytes:

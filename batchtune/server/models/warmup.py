@@ -125,10 +125,8 @@ def _fault(signature: Signature, inputs: Tensors) -> str:
     for spec in signature.inputs:
         if spec.name not in inputs:
             return f"has no input {spec.name!r}"
-        try:
-            InputShape(signature.name, spec).check(inputs[spec.name].shape)
-        except StatusError as error:
-            return error.message
+        if fault := InputShape(signature.name, spec).fault(inputs[spec.name].shape):
+            return fault
     return ""
 
 

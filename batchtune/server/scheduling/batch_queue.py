@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from batchtune.batching.parameters import BatchingParameters, default_num_batch_threads, validate
@@ -53,14 +53,7 @@ class QueueOptions:
         `WrapSessionForBatching` of TF Serving does, with splitting and without. Raises StatusError INVALID_ARGUMENT for
         a broken rule.
         """
-        parameters = BatchingParameters(
-            max_batch_size=self.max_batch_size,
-            batch_timeout_micros=self.batch_timeout_micros,
-            max_enqueued_batches=self.max_enqueued_batches,
-            enable_large_batch_splitting=self.enable_large_batch_splitting,
-            max_execution_batch_size=self.max_execution_batch_size,
-            allowed_batch_sizes=self.allowed_batch_sizes if sizes else (),
-        )
+        parameters = BatchingParameters(**asdict(self if sizes else replace(self, allowed_batch_sizes=())))
         try:
             validate(parameters)
         except BatchingParametersError as error:

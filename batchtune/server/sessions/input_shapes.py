@@ -30,8 +30,8 @@ class InputShape:
         self._spec = spec
         self.known: set[_Sizes] = set()
 
-    def check(self, shape: _Sizes) -> None:
-        """Raise StatusError INVALID_ARGUMENT unless `shape` fits the spec; a spec without a shape accepts any."""
+    def fault(self, shape: _Sizes) -> str:
+        """Return why `shape` does not fit the spec, in TensorFlow's words; "": it fits, as any does without a shape."""
         expected = self._spec.shape
         if expected is not None and (
             len(shape) != len(expected)
@@ -41,14 +41,19 @@ class InputShape:
                 if fixed is not None
             )
         ):
-            raise StatusError(
-                "INVALID_ARGUMENT",
+            return (
                 f"signature {self._signature_name} input {self._spec.name} shape is wrong, expected: "
-                f"{shown(expected)}, actual: {shown(shape)}",
+                f"{shown(expected)}, actual: {shown(shape)}"
             )
         known_max = 64
         if shape and len(self.known) < known_max:
             self.known.add(shape[1:])
+        return ""
+
+    def check(self, shape: _Sizes) -> None:
+        """Raise StatusError INVALID_ARGUMENT unless `shape` fits the spec."""
+        if fault := self.fault(shape):
+            raise invalid_argument(fault)
 
 
 class SignatureInputs:

@@ -40,7 +40,7 @@ from batchtune.server.sessions.batched import (
 from batchtune.server.sessions.bucketed_session import LengthBuckets, LengthWindow, open_axes_of
 from batchtune.server.sessions.unbatched import (
     HANDLERS_MAX,
-    HandlerThreads,
+    RequestThreads,
     UnbatchedSession,
     handlers_at_least,
 )
@@ -156,7 +156,7 @@ class SessionPool:
         self._lock = threading.Lock()
         self._batched: list[BatchingSession | LengthBuckets] = []
         self._scheduler = _scheduler(settings) if settings.enabled else None
-        self._handlers: dict[int, HandlerThreads] = {}  # by their number
+        self._handlers: dict[int, RequestThreads] = {}  # by their number
         self._retrier = None
         if settings.enabled and settings.retry_max_time_micros:
             self._retrier = BatchSchedulerRetrier(
@@ -187,9 +187,13 @@ class SessionPool:
             if parameters is None or self._scheduler is None:
                 count = max(handlers_at_least(), min(at_once, HANDLERS_MAX))
                 if count not in self._handlers:
-                    self._handlers[count] = HandlerThreads(deliver=self._deliver, count=count)
+                    self._handlers[count] = RequestThreads(count)
                 return UnbatchedSession(
-                    signature=signature, runner=run, threads=self._handlers[count], observer=self._observer
+                    signature=signature,
+                    runner=run,
+                    threads=self._handlers[count],
+                    observer=self._observer,
+                    deliver=self._deliver,
                 )
             if self.settings.scheduler == "streaming" and not parameters.batch_timeout_micros:
                 raise invalid_argument(

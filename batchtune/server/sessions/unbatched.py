@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -22,59 +24,87 @@ from batchtune.server.sessions.input_shapes import InputShape
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
 
+Job = Callable[[], None]
+
+_logger = logging.getLogger(__name__)
+
 WAITING_MAX = 1024
 """Most requests that wait for a handler thread: 2,000 of 10 kB hold 20 MB and wait as long as retries do."""
-
-_Job = tuple[Runner, tuple[str, ...], Tensors, int | None, Done]
-
 
 HANDLERS_MAX = 512
 """Most handler threads of a model that batches in its graph, where each request holds a thread (100 kB)."""
 
 
-class HandlerThreads:
-    """The threads that run unbatched requests, shared by the sessions of a pool.
+class RequestThreads:
+    """`count` threads that run requests, or their stages before and after the model, in the order of arrival.
 
-    count: number of threads; None: `handlers_at_least()`. waiting_max: most requests that wait for a thread; in TF
-    Serving none waits over gRPC, any number over REST.
+    Last stages run first, so that what the device has computed does not wait behind what it has not. An error of a job
+    is only logged: a job itself reports errors to its request. waiting_max: most jobs that wait for a thread, last
+    stages aside; in TF Serving none waits over gRPC, any number over REST.
     """
 
-    def __init__(self, *, deliver: Deliver, count: int | None = None, waiting_max: int = WAITING_MAX) -> None:
-        self._deliver = deliver
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+    def __init__(self, count: int, *, name: str = "request_handler", waiting_max: int = WAITING_MAX) -> None:
+        self._jobs: deque[Job] = deque()
+        self._last_stages: deque[Job] = deque()
+        # One for each job, and for each thread that is to end.
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._waiting_max = waiting_max
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._run, name=f"request_handler_{index}", daemon=True)
-            for index in range(handlers_at_least() if count is None else count)
+            threading.Thread(target=self._run, name=f"{name}_{index}", daemon=True) for index in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    def put(self, job: _Job) -> None:
-        """Queue a request; raises StatusError RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE after `close`."""
+    def put(self, job: Job) -> None:
+        """Queue a request, or its first stage; raises StatusError RESOURCE_EXHAUSTED while too many wait, UNAVAILABLE
+        after `close`."""
         if self._closed:
             raise StatusError("UNAVAILABLE", "The server is shutting down")
-        if self._jobs.qsize() >= self._waiting_max:
+        if len(self._jobs) >= self._waiting_max:
             raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
-        self._jobs.put(job)
+        self._jobs.append(job)
+        self._calls.put(None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another request may begin: fewer than `waiting_max` last stages wait."""
+        return len(self._last_stages) < self._waiting_max
+
+    def put_last_stage(self, job: Job) -> None:
+        """Queue the last stage of a request, ahead of all else; it is never refused."""
+        self._last_stages.append(job)
+        self._calls.put(None)
 
     def close(self) -> None:
-        """Answer the queued requests, then end the threads."""
+        """Run the queued jobs, then end the threads."""
         self._closed = True
         for _ in self._threads:
-            self._jobs.put(None)
+            self._calls.put(None)
         for thread in self._threads:
             thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            runner, names, inputs, deadline_ns, done = job
-            outputs, error = outcome_before(
-                deadline_ns, partial(_run_chosen, runner, inputs, names), "a request failed"
-            )
-            self._deliver([(done, outputs, error)])
-            del job, runner, inputs, outputs, done, error
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:
+                _logger.exception("a stage of a request failed to end it")
+            del job
+
+    def _next(self) -> Job | None:
+        """Wait for a job and return it; None: the thread has to end."""
+        self._calls.get()
+        while True:
+            for jobs in (self._last_stages, self._jobs):
+                try:
+                    return jobs.popleft()
+                except (
+                    IndexError
+                ):  # another thread may have been faster; then there is one in the other queue
+                    continue
+            if self._closed:
+                return None
 
 
 def outcome_before(
@@ -99,13 +129,20 @@ class UnbatchedSession:
     """
 
     def __init__(
-        self, *, signature: Signature, runner: Runner, threads: HandlerThreads, observer: BatchObserver
+        self,
+        *,
+        signature: Signature,
+        runner: Runner,
+        threads: RequestThreads,
+        observer: BatchObserver,
+        deliver: Deliver,
     ) -> None:
         self._output_names = tuple(spec.name for spec in signature.outputs)
         self._shapes = [(spec.name, InputShape(signature.name, spec)) for spec in signature.inputs]
         self._runner = runner
         self._threads = threads
         self._observer = observer
+        self._deliver = deliver
         self._unanswered = 0
         self._closing = False
         self._drained = threading.Event()
@@ -139,7 +176,9 @@ class UnbatchedSession:
 
         names = output_names or self._output_names
         try:
-            self._threads.put((self._runner, names, inputs, deadline_ns, finish))
+            self._threads.put(
+                partial(_answer, self._deliver, self._runner, names, inputs, deadline_ns, finish)
+            )
         except StatusError as error:
             if error.code == "RESOURCE_EXHAUSTED":
                 self._observer.on_rejected("queue_full")
@@ -153,6 +192,18 @@ class UnbatchedSession:
         if self._unanswered:
             self._drained.wait()
         self._runner = closed_runner
+
+
+def _answer(
+    deliver: Deliver,
+    runner: Runner,
+    names: tuple[str, ...],
+    inputs: Tensors,
+    deadline_ns: int | None,
+    done: Done,
+) -> None:
+    run = partial(_run_chosen, runner, inputs, names)
+    deliver([(done, *outcome_before(deadline_ns, run, "a request failed"))])
 
 
 def _run_chosen(runner: Runner, inputs: Tensors, names: tuple[str, ...]) -> Outputs:

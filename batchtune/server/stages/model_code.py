@@ -8,11 +8,8 @@ and never a thread of the server.
 from __future__ import annotations
 
 import importlib.machinery
-import logging
 import sys
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -23,83 +20,8 @@ from numpy.typing import NDArray
 
 from batchtune.server.backends.model import Tensors
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype, shown
-from batchtune.server.sessions.unbatched import WAITING_MAX
 from batchtune.wire.signature import TensorSpec, object_array
 from batchtune.wire.status import StatusError
-
-# The threads that run what comes before and after the device part of a request.
-#
-# Requests that are nearly done come first, so that what the device has computed does not wait behind what it has not.
-
-Job = Callable[[], None]
-
-_logger = logging.getLogger(__name__)
-
-
-class RequestThreads:
-    """`count` threads that run the stages of requests before and after the model: first stages (pre), last stages
-    (post).
-
-    Waiting last stages are run before waiting first stages. An error of a job is only logged: a job itself reports
-    errors to its request. waiting_max: most first stages that wait for a thread.
-    """
-
-    def __init__(self, count: int, *, waiting_max: int = WAITING_MAX) -> None:
-        self._changed = threading.Condition()
-        self._begun: deque[Job] = deque()
-        self._new: deque[Job] = deque()
-        self._waiting_max = waiting_max
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"request_stage_{index}", daemon=True)
-            for index in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def put(self, job: Job) -> None:
-        """Queue the first stage of a request; raises StatusError RESOURCE_EXHAUSTED while too many wait."""
-        with self._changed:
-            if len(self._new) >= self._waiting_max:
-                raise StatusError("RESOURCE_EXHAUSTED", "Server Threadpool Exhausted")
-            self._new.append(job)
-            self._changed.notify()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another request may begin: fewer than `waiting_max` last stages wait."""
-        return len(self._begun) < self._waiting_max
-
-    def put_last_stage(self, job: Job) -> None:
-        """Queue the last stage of a request, ahead of all first stages; it is never refused."""
-        with self._changed:
-            self._begun.append(job)
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Run the queued jobs, then end the threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
-            try:
-                job()
-            except Exception:
-                _logger.exception("a stage of a request failed to end it")
-            del job
-
-    def _next(self) -> Job | None:
-        with self._changed:
-            while not (self._begun or self._new):
-                if self._closed:
-                    return None
-                self._changed.wait()
-            return (self._begun or self._new).popleft()
-
 
 _TEXT_MAX = 500
 
@@ -156,11 +78,8 @@ def shape_fault(array: NDArray[Any], rows: int, spec: TensorSpec | None) -> str:
     """
     if not array.ndim or len(array) != rows:
         return f"of shape {list(array.shape)} for {rows} rows"
-    if spec is not None:
-        try:
-            InputShape("", spec).check(array.shape)
-        except StatusError:
-            return f"of shape {shown(array.shape)}; stages.yaml says {shown(spec.shape)}"
+    if spec is not None and InputShape("", spec).fault(array.shape):
+        return f"of shape {shown(array.shape)}; stages.yaml says {shown(spec.shape)}"
     return ""
 
 

@@ -219,11 +219,8 @@ class StagePlan:
         chosen = self._of(self.device.inputs, tensors, "the model")
         for name, array in chosen.items():
             shape = self.device_shapes[name]
-            if array.shape[1:] not in shape.known:
-                try:
-                    shape.check(array.shape)
-                except StatusError as error:
-                    raise StatusError("INTERNAL", f"{self._maker()} {error.message}") from error
+            if array.shape[1:] not in shape.known and (fault := shape.fault(array.shape)):
+                raise StatusError("INTERNAL", f"{self._maker()} {fault}")
         return chosen
 
     def close(self) -> None:

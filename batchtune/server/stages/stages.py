@@ -35,8 +35,8 @@ from batchtune.server.sessions.batched import (
 from batchtune.server.sessions.bucketed_session import open_axes_of
 from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
-from batchtune.server.sessions.unbatched import outcome_before
-from batchtune.server.stages.model_code import RequestThreads, rows_of
+from batchtune.server.sessions.unbatched import RequestThreads, outcome_before
+from batchtune.server.stages.model_code import rows_of
 from batchtune.server.stages.plan import Named, Stage, StagePlan, plan_of
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
 from batchtune.wire.signature import Signature
@@ -85,7 +85,7 @@ class ModelStages:
         if declared.code:
             sys.setswitchinterval(switch_interval_s)
         if stage == "device":
-            self._threads = RequestThreads(declared.request_threads)
+            self._threads = RequestThreads(declared.request_threads, name="request_stage")
             self._session = StagedSession(self._plan, self._threads, observer=observer, deliver=deliver)
 
     def stand_around(self, name: str) -> bool:

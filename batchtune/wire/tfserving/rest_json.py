@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchtune.wire.encoding import VARINT, bounded_depth, read_fields, read_varint, read_varints
+from batchtune.wire.encoding import bounded_depth, read_fields
 from batchtune.wire.signature import MAX_RANK, as_bytes
 
 # The parameters with which a SavedModel batches inside its own graph.
@@ -24,7 +25,7 @@ from batchtune.wire.signature import MAX_RANK, as_bytes
 # `tf.nondifferentiable_batch_function` leaves an op BatchFunction in the graph, in a function of its library as a rule
 # (tensorflow/core/ops/batch_ops.cc). It is read from the file, so that nobody needs TensorFlow for that.
 
-_OP: Final = b"BatchFunction"
+_OP: Final = "BatchFunction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,67 +60,38 @@ def read_graph_batching(version_directory: Path) -> tuple[GraphBatching, ...]:
         saved_model = path.read_bytes()
     except OSError:
         return ()
-    return graph_batching(saved_model) if _OP in saved_model else ()
+    return graph_batching(saved_model) if _OP.encode() in saved_model else ()
 
 
 def graph_batching(saved_model: bytes) -> tuple[GraphBatching, ...]:
-    """Return the distinct BatchFunction ops of a serialised SavedModel; if its bytes are broken, those before the
-    fault."""
+    """Return the distinct BatchFunction ops of a serialised SavedModel; if its bytes are broken, those of the graphs
+    before the fault."""
+    from google.protobuf.message import DecodeError
+
+    from batchtune.wire.tfserving.messages import MetaGraphDef
+
     kept: dict[GraphBatching, None] = {}
+    meta_graphs = 2  # the field of a SavedModel
     try:
-        for node in _nodes(saved_model):
-            if _OP in node and _first(node, 2) == _OP:  # NodeDef.op
-                kept[_batching_of(node)] = None
-    except (ValueError, IndexError, TypeError):
+        for field, _, begin, end in read_fields(saved_model, 0, len(saved_model)):
+            if field == meta_graphs:
+                graph = MetaGraphDef.FromString(saved_model[begin:end]).graph_def
+                for node in chain(graph.node, *(function.node_def for function in graph.library.function)):
+                    if node.op == _OP:
+                        kept[_batching_of(node.attr)] = None
+    except (ValueError, IndexError, DecodeError):
         pass
     return tuple(kept)
 
 
-def _nodes(saved_model: bytes) -> Iterator[bytes]:
-    """Yield every serialised NodeDef, also of library functions: SavedModel.meta_graphs → MetaGraphDef.graph_def → …"""
-    for meta_graph in _messages(saved_model, 2):
-        for graph in _messages(meta_graph, 2):
-            yield from _messages(graph, 1)  # GraphDef.node
-            for library in _messages(graph, 2):
-                for function in _messages(library, 1):
-                    yield from _messages(function, 3)  # FunctionDef.node_def
-
-
-def _batching_of(node: bytes) -> GraphBatching:
-    """Read the attributes of a serialised NodeDef; its field `attr` maps names to AttrValue."""
-    values = {_first(entry, 1): entry for entry in _messages(node, 5)}
-
-    def number(name: bytes) -> int:
-        value = _first(values.get(name, b""), 2)
-        whole = _first(value, 3) if isinstance(value, bytes) else 0  # AttrValue.i
-        return whole if isinstance(whole, int) else 0
-
-    sizes: list[int] = []
-    for value in _messages(values.get(b"allowed_batch_sizes", b""), 2):
-        for listed in _messages(value, 1):  # AttrValue.list
-            for part in _values(listed, 3):  # ListValue.i, packed or not
-                sizes += [part] if isinstance(part, int) else read_varints(part)
+def _batching_of(attributes: Any) -> GraphBatching:
+    """Read the attributes of a BatchFunction, a map of names to AttrValue."""
     return GraphBatching(
-        max_batch_size=number(b"max_batch_size"),
-        batch_timeout_micros=number(b"batch_timeout_micros"),
-        num_batch_threads=number(b"num_batch_threads"),
-        allowed_batch_sizes=tuple(sizes),
+        max_batch_size=attributes["max_batch_size"].i,
+        batch_timeout_micros=attributes["batch_timeout_micros"].i,
+        num_batch_threads=attributes["num_batch_threads"].i,
+        allowed_batch_sizes=tuple(attributes["allowed_batch_sizes"].list.i),
     )
-
-
-def _messages(message: bytes, field: int) -> Iterator[bytes]:
-    return (value for value in _values(message, field) if isinstance(value, bytes))
-
-
-def _first(message: bytes, field: int) -> bytes | int:
-    return next(_values(message, field), b"")
-
-
-def _values(message: bytes, field: int) -> Iterator[bytes | int]:
-    """Yield the values of one field in their order: int or bytes; ValueError or IndexError where it is no message."""
-    for number, wire_type, begin, end in read_fields(message, 0, len(message)):
-        if number == field:
-            yield read_varint(message, begin)[0] if wire_type == VARINT else message[begin:end]
 
 
 def encode_predict_json(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.wire.encoding import read_varint, varint
+from batchtune.wire.encoding import length_delimited, read_varint
 from batchtune.wire.signature import MAX_RANK, Signature, TensorSpec, as_bytes, little_endian, object_array
 from batchtune.wire.tfserving.messages import DataType, PredictRequest, PredictResponse, SignatureDef
 
@@ -45,13 +45,8 @@ _NUMBER_BY_NAME: dict[str, int] = {numpy: DataType.Value(tf) for tf, numpy, _ in
 _NAME_BY_NUMBER: dict[int, str] = {number: name for name, number in _NUMBER_BY_NAME.items()}
 _FIELD_BY_NUMBER: dict[int, str] = {DataType.Value(tf): field for tf, _, field in _DTYPES}
 _STRING: int = DataType.Value("DT_STRING")
-# Packed repeated fields whose bytes are the array's own, and their tags in TensorProto.
-_RAW_PACKED_TAG: dict[str, bytes] = {
-    "float32": b"\x2a",
-    "float64": b"\x32",
-    "complex64": b"\x4a",
-    "complex128": b"\x62",
-}
+RAW_FIELDS: dict[str, int] = {"float32": 5, "float64": 6, "complex64": 9, "bool": 11, "complex128": 12}
+"""numpy's name -> packed repeated field of a TensorProto whose bytes are the array's own."""
 
 
 def numpy_name(number: int) -> str:
@@ -125,9 +120,9 @@ def fill_tensor(proto: Any, array: NDArray[Any], *, as_content: bool) -> None:
         proto.string_val.extend([as_bytes(value) for value in array.ravel().tolist()])
     elif as_content:
         proto.tensor_content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    elif name in _RAW_PACKED_TAG:
+    elif name in RAW_FIELDS:
         raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        proto.MergeFromString(_RAW_PACKED_TAG[name] + varint(len(raw)) + raw)
+        proto.MergeFromString(length_delimited(RAW_FIELDS[name], len(raw)) + raw)
     else:
         values = array.view(np.uint16) if _FIELD_BY_NUMBER[number] == "half_val" else array
         getattr(proto, _FIELD_BY_NUMBER[number]).extend(values.ravel().tolist())

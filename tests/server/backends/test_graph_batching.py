@@ -85,7 +85,7 @@ def node(op: bytes = b"BatchFunction", sizes: bytes = b"") -> bytes:
 def saved_model(*nodes: bytes, functions: tuple[bytes, ...] = ()) -> bytes:
     library = b"".join(field(1, field(3, inner)) for inner in functions)
     graph = b"".join(field(1, outer) for outer in nodes) + field(2, library)
-    return field(1, 1) + field(2, field(1, b"about") + field(2, graph))
+    return field(1, 1) + field(2, field(1, b"") + field(2, graph))
 
 
 BATCHER = GraphBatching(

@@ -25,7 +25,7 @@ from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.sessions.input_shapes import InputShape
 from batchtune.server.sessions.pool import BatchingSettings
-from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
+from batchtune.server.sessions.unbatched import RequestThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.rest_json import GraphBatching
@@ -210,8 +210,10 @@ def test_unbatched_requests_beyond_what_may_wait_are_refused_as_the_reference_do
         gate.wait(10)
         return {"y": inputs["x"]}
 
-    threads = HandlerThreads(deliver=delivered.extend, count=1, waiting_max=4)
-    session = UnbatchedSession(signature=SIGNATURE, runner=run, threads=threads, observer=metrics)
+    threads = RequestThreads(1, waiting_max=4)
+    session = UnbatchedSession(
+        signature=SIGNATURE, runner=run, threads=threads, observer=metrics, deliver=delivered.extend
+    )
     refusals: list[str] = []
     for _ in range(20):
         try:

@@ -15,7 +15,6 @@ import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.server.rest.json import predict_request
 from batchtune.server.rest.json.predict_request import float_rows_reader, parse_predict, takes_float_rows
 from batchtune.wire.status import StatusError
 from tests.server.server_fakes import FakeServable, RunningRest, running_rest, signature, spec
@@ -118,11 +117,6 @@ def test_importing_silences_the_warning_of_that_cast() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_without_the_library_every_body_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict_request, "_new_parser", None)
-    assert float_rows_reader()(b'{"instances": [[1]]}') is None
 
 
 def test_only_one_matrix_of_float32_takes_the_short_way() -> None:

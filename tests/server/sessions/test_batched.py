@@ -14,7 +14,7 @@ from batchtune.server.metrics import Metrics
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.sessions.batched import BatchingSession, BatchRecord, Completion
-from batchtune.server.sessions.unbatched import HandlerThreads, UnbatchedSession
+from batchtune.server.sessions.unbatched import RequestThreads, UnbatchedSession
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
@@ -524,9 +524,13 @@ def test_a_full_queue_is_retried_when_a_retrier_is_given(make: Callable[..., Ses
 class Unbatched:
     def __init__(self, runner: Callable[[Mapping[str, NDArray[Any]]], Arrays], count: int = 2) -> None:
         self.answers: list[Completion] = []
-        self.threads = HandlerThreads(deliver=self.deliver, count=count)
+        self.threads = RequestThreads(count)
         self.session = UnbatchedSession(
-            signature=signature(), runner=runner, threads=self.threads, observer=Metrics()
+            signature=signature(),
+            runner=runner,
+            threads=self.threads,
+            observer=Metrics(),
+            deliver=self.deliver,
         )
 
     def deliver(self, completions: list[Completion]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
-from batchtune.server.stages.model_code import RequestThreads
+from batchtune.server.sessions.unbatched import RequestThreads
 from batchtune.server.stages.stages import BatchingStage, check_allowed
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import simdjson
 from numpy.typing import NDArray
 
 from batchtune.server.rest.json.answers import decimal, quoted
@@ -45,14 +46,6 @@ from batchtune.wire.tfserving.messages import Feature, Input
 # rows, a value that is no number, an integer beyond 64 bits, text after the value) is left to json_tensors, which reads
 # the body anew.
 
-_new_parser: Callable[[], Any] | None
-try:
-    import simdjson
-except ImportError:  # no wheel for this platform: all bodies take the long way
-    _new_parser = None
-else:
-    _new_parser = simdjson.Parser
-
 _FLOAT64 = np.dtype("<f8")  # made once: half a microsecond of each request
 _FLOAT32 = np.dtype("float32")
 
@@ -63,10 +56,10 @@ def float_rows_reader() -> Callable[[bytes], NDArray[np.float32] | None]:
     The function returns None for a body that has more than that and the default signature's name, or has faults. For
     one thread, since its parser reuses its memory.
     """
-    parse = None if _new_parser is None else _new_parser().parse
+    parse = simdjson.Parser().parse
 
     def read(body: bytes) -> NDArray[np.float32] | None:
-        if parse is None or body.find(b"{", 1) >= 0:  # rows by name
+        if body.find(b"{", 1) >= 0:  # rows by name
             return None
         try:
             document: Any = parse(body)

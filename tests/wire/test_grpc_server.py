@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from batchtune.wire.grpc.server_call import GrpcStream, known_heads
 from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2 import PREFACE, encode_block
-from batchtune.wire.listener import Listener, SharedLimits
+from batchtune.wire.listener import SWEEP_S, Listener, SharedLimits
 from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import (
     REQUEST_HEADERS,
@@ -724,32 +724,33 @@ async def test_the_account_of_held_bytes_returns_to_zero_whatever_ends_a_request
     assert not server.calls
 
 
+SOON_CUT_OFF = ServerLimits(shared=SharedLimits(patience_s=SWEEP_S))
+
+
 @in_loop
 async def test_a_clogged_socket_stops_reading_and_a_stalled_client_is_cut_off() -> None:
-    server = opened(limits=ServerLimits(stall_s=0.01))
+    server = opened(limits=SOON_CUT_OFF)
     server.transport.clogged_bytes = 10
     server.connection.pause_writing()
     assert server.transport.reads_paused
     server.connection.resume_writing()
     assert not server.transport.reads_paused
     server.connection.pause_writing()
-    for _ in range(500):
-        if server.transport.aborted:
-            break
-        await asyncio.sleep(0.005)
+    for _ in range(2):  # in the first it is new
+        assert not server.transport.aborted
+        server.connection._listener.sweep()
     assert server.transport.aborted
 
 
 @in_loop
 async def test_an_answer_whose_window_never_opens_is_given_up() -> None:
-    server = ServerUnderTest(echo=True, limits=ServerLimits(stall_s=0.01))
+    server = ServerUnderTest(echo=True, limits=SOON_CUT_OFF)
     client = H2Client(server, {SettingCodes.INITIAL_WINDOW_SIZE: 0})
     client.request()
     await client.exchange()
-    for _ in range(500):
-        if server.transport.aborted:
-            break
-        await asyncio.sleep(0.005)
+    for _ in range(2):
+        assert not server.transport.aborted
+        server.connection._listener.sweep()
     assert server.transport.aborted
 
 

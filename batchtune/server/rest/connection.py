@@ -38,7 +38,6 @@ class RestConnection(asyncio.Protocol):
             limits=limits,
             body_bytes_max=service.body_bytes_max,
             on_head=self._note_head,
-            now_s=self._loop.time,
         )
         self._unparsed = bytearray()
         self._written_head = b""  # the bytes of the head that is parsed next, where all of them came at once
@@ -50,7 +49,6 @@ class RestConnection(asyncio.Protocol):
         self._closing = False
         self._draining = False
         self._heard_s = self._loop.time()
-        self._unsent_bytes = 0
 
     @property
     def is_paused(self) -> bool:
@@ -66,7 +64,7 @@ class RestConnection(asyncio.Protocol):
     def arriving_bytes(self) -> int:
         """Number of bytes in memory of incomplete requests and of requests that wait for their turn."""
         parser = self._parser
-        return len(self._unparsed) + (parser.arrived_bytes if parser.arriving else 0)
+        return len(self._unparsed) + (max(parser.arrived_bytes, 1) if parser.arriving else 0)
 
     @property
     def unsent_bytes(self) -> int:
@@ -99,29 +97,14 @@ class RestConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close_if_due(self) -> None:
-        """Close the connection if it exceeds the times of RestLimits; the listener calls this regularly.
-
-        That is: too long without a request, or without a byte of it; a request that arrives too slowly; an answer of
-        which the client reads nothing.
-        """
-        transport, limits, now_s = self._transport, self._limits, self._loop.time()
+        """Close the connection if the client has sent no request for too long; the listener calls this regularly, and
+        looks for slow clients itself."""
+        transport, now_s = self._transport, self._loop.time()
         if transport is None:
             return
-        unsent_bytes, before = transport.get_write_buffer_size(), self._unsent_bytes
-        self._unsent_bytes = unsent_bytes
-        if unsent_bytes != before:
+        if self._is_busy() or self._parser.arriving or transport.get_write_buffer_size():
             self._heard_s = now_s
-        silent_s = now_s - self._heard_s
-        if unsent_bytes:
-            if silent_s > limits.stalled_s:
-                transport.abort()
-        elif self._is_busy():
-            return
-        elif self._parser.arriving:
-            patience_s = limits.stalled_s + self._parser.arrived_bytes / limits.bytes_per_s_min
-            if silent_s > limits.stalled_s or now_s - self._parser.begun_s > patience_s:
-                transport.abort()
-        elif silent_s > limits.idle_s:
+        elif now_s - self._heard_s > self._limits.idle_s:
             transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -201,7 +184,6 @@ class RestConnection(asyncio.Protocol):
         if not kept:
             self._close()
         elif has_more or self._paused:
-            parser.begun_s = self._loop.time()
             self._advance()
 
     def _note_head(self, head: Head) -> None:

@@ -157,14 +157,11 @@ def origin_form(target: bytes) -> bytes:
 class RestLimits:
     """Limits of a connection, in seconds and bytes.
 
-    idle_s: between two requests. stalled_s: without a byte in either direction while a request or answer is under way;
-    a whole request may take stalled_s + its bytes / bytes_per_s_min. head_bytes_max, fields_max: for one head. shared:
-    limits on what is in memory for all connections.
+    idle_s: between two requests. head_bytes_max, fields_max: for one head. shared: limits on what is in memory for all
+    connections, and on the time of slow clients.
     """
 
     idle_s: float = 3600.0
-    stalled_s: float = 60.0
-    bytes_per_s_min: int = 1_000
     head_bytes_max: int = 1 << 16
     fields_max: int = 256
     shared: SharedLimits = field(default_factory=SharedLimits)
@@ -175,7 +172,7 @@ class RequestParser:
 
     arriving: whether a request has begun and not ended. ended: whether a request was refused, so that no further one
     can be found. owes_continue: whether the client waits for a 100 before it sends the body. on_head: called with each
-    head. now_s: the event loop's clock.
+    head.
     """
 
     def __init__(
@@ -184,16 +181,13 @@ class RequestParser:
         limits: RestLimits,
         body_bytes_max: int,
         on_head: Callable[[Head], None],
-        now_s: Callable[[], float],
     ) -> None:
         self.ready: deque[HttpRequest] = deque()
         self.arriving = self.ended = self.owes_continue = False
-        self.begun_s = 0.0  # when the request that is arriving began
-        self.arrived_bytes = 0  # of it
+        self.arrived_bytes = 0  # of the request that is arriving
         self._limits = limits
         self._body_bytes_max = body_bytes_max
         self._on_head = on_head
-        self._now_s = now_s
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._request: HttpRequest | None = None  # the one arriving, once its head has ended
         self._target = b""
@@ -250,13 +244,12 @@ class RequestParser:
         self._parser = self._request = None
         self._target, self._fields, self._on_head = b"", {}, _nobody
         self.ready.clear()
-        self.ended = True
+        self.ended, self.arriving = True, False
 
     def on_message_begin(self) -> None:
         """Note that a request arrives, and forget the fields of the one before; httptools calls this."""
         self._events += 1
         self.arriving = True
-        self.begun_s = self._now_s()
         self.arrived_bytes = self._field_count = self._head_bytes = 0
         self._target, self._fields = b"", {}
 

@@ -46,14 +46,14 @@ class ServerLimits:
 
     Answers: while `max_queued_bytes` wait for the client's windows, or for its socket, the next answers that have to
     wait fail; a single answer may be larger. While more than `max_unsent_bytes` wait, no further call of the client is
-    begun. While more than `max_queued_stream_bytes` wait, a stream that sends a message ends. A client that reads
-    nothing for `stall_s`, though answers wait for it, is cut off.
+    begun. While more than `max_queued_stream_bytes` wait, a stream that sends a message ends.
 
     Frames: each SETTINGS frame may touch every answer that waits for a window, hence the low `max_settings_per_s`.
 
     Age: a connection older than `max_connection_age_ms` (0: no limit), give or take a tenth, is asked to end, so that
     clients spread over new replicas, and closed `max_connection_age_grace_ms` later at the latest (0: when it is idle);
-    both are checked every SWEEP_S. `shared` bounds what all connections hold together.
+    both are checked every SWEEP_S. `shared` bounds what all connections hold together, and for how long a client may
+    read nothing.
     """
 
     max_concurrent_streams: int = 65_536
@@ -68,7 +68,6 @@ class ServerLimits:
     max_control_frames_per_s: int = 10_000
     max_settings_per_s: int = 100
     max_resets_per_s: int = 50_000
-    stall_s: float = 60.0
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
     shared: SharedLimits = field(default_factory=SharedLimits)
@@ -88,7 +87,6 @@ class AnswerWriter:
         "_loop",
         "_note_unsent",
         "_reading_held",
-        "_stall_timer",
         "begun_streams",
         "close_when_idle",
         "flush_due",
@@ -123,7 +121,6 @@ class AnswerWriter:
         self.is_paused = False  # the socket is clogged, so that no more requests are read
         self._reading_held = False  # others have their turn
         self.progress = 0  # frames of answers that had to wait, and times that the socket took data again
-        self._stall_timer: asyncio.TimerHandle | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -281,7 +278,6 @@ class AnswerWriter:
         """Read no more requests: the socket is clogged."""
         self.is_paused = True
         self._set_reading()
-        self._watch_stall()
         self._note()
 
     def resume(self) -> None:
@@ -301,8 +297,6 @@ class AnswerWriter:
         self.transport = None
         self.out.clear()
         self._flow = OutgoingFlow()  # calls that the service still works on refer to this writer
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
         streams = list(self.streams.values())
         self.streams.clear()
         for stream in streams:
@@ -365,8 +359,6 @@ class AnswerWriter:
         else:
             self._flow.queue(stream_id, data, tail, self._grants.pop(stream_id, 0))
         self._pump()
-        if self._flow.waiting:
-            self._watch_stall()
 
     def _pump(self) -> None:
         if not self._flow.waiting:
@@ -376,20 +368,6 @@ class AnswerWriter:
             if self.streams[stream_id].answered:
                 self._finish(stream_id)
         self.progress += len(self.out) - before
-
-    def _watch_stall(self) -> None:
-        if self._stall_timer is None and self.transport is not None:
-            state = (self.progress, self.transport.get_write_buffer_size())
-            self._stall_timer = self._loop.call_later(self._limits.stall_s, self._check_stall, state)
-
-    def _check_stall(self, state: tuple[int, int]) -> None:
-        self._stall_timer = None
-        if self.transport is None or not (self.is_paused or self._flow.waiting):
-            return
-        if state == (self.progress, self.transport.get_write_buffer_size()):
-            self.transport.abort()
-        else:
-            self._watch_stall()
 
 
 class HeldCalls:

@@ -18,6 +18,7 @@ import requests
 
 from batchtune.errors import BatchingParametersError
 from batchtune.server.rest.parser import Head, HttpRequest, RestLimits
+from batchtune.wire.listener import SWEEP_S, SharedLimits
 from batchtune.wire.status import HTTP_CODES, StatusError
 from tests.server.server_fakes import (
     FakeServable,
@@ -581,11 +582,15 @@ def test_the_body_of_a_request_that_is_never_finished_is_freed_at_once() -> None
                 gc.enable()
 
 
-def test_silent_connections_are_closed() -> None:
-    limits = RestLimits(idle_s=0.05, stalled_s=0.05)
+SOON_CUT_OFF = SharedLimits(patience_s=SWEEP_S)  # in the second sweep
+
+
+@pytest.mark.parametrize("sent_bytes", [1, 30])  # of one the parser tells nothing
+def test_silent_connections_are_closed(sent_bytes: int) -> None:
+    limits = RestLimits(idle_s=0.05, shared=SOON_CUT_OFF)
     with running_rest(limits=limits) as rest, socket.create_connection(("127.0.0.1", rest.port)) as idle:
         with socket.create_connection(("127.0.0.1", rest.port)) as stalled:
-            stalled.sendall(REQUEST[:30])
+            stalled.sendall(REQUEST[:sent_bytes])
             wait_until(lambda: len(rest.server.connections) == 2)
 
             def swept() -> bool:
@@ -593,14 +598,14 @@ def test_silent_connections_are_closed() -> None:
                 return len(rest.server.connections) == 0
 
             wait_until(swept)
-            assert stalled.recv(10) == b""
+            assert stalled.recv(100).startswith(b"HTTP/1.1 503 ")
         assert idle.recv(10) == b""
 
 
 def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
     body = json.dumps({"instances": [[0.1] * 1000] * 20}).encode()
     request = REQUEST.replace(b"length: 20", b"length: %d" % len(body)).partition(b"{")[0] + body
-    servable, limits = FakeServable(), RestLimits(idle_s=60, stalled_s=0.05)
+    servable, limits = FakeServable(), RestLimits(idle_s=60, shared=SOON_CUT_OFF)
     with running_rest(servable, limits=limits) as rest, socket.socket() as client:
         exchange(rest, REQUEST)
         wait_until(lambda: len(rest.server.connections) == 0)

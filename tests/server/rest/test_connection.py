@@ -21,6 +21,7 @@ import pytest
 import requests
 
 from batchtune.server.rest.parser import Head, HttpRequest, RequestParser, RestLimits
+from batchtune.wire.listener import SWEEP_S, SharedLimits
 from tests.server.server_fakes import FakeServable, RunningRest, count_answers, running_rest
 from tests.waiting import wait_until
 
@@ -400,7 +401,7 @@ def test_what_has_no_end_is_refused_before_it_fills_the_memory(
 
 
 def test_slow_heads_and_trickled_bodies_are_cut_off() -> None:
-    limits = RestLimits(idle_s=3600, stalled_s=0.2, bytes_per_s_min=1_000_000)
+    limits = RestLimits(shared=SharedLimits(patience_s=SWEEP_S))
     with running_rest(limits=limits) as rest:
         clients = [socket.create_connection(("127.0.0.1", rest.port), timeout=10) for _ in range(3)]
         clients[0].sendall(b"GET / HTTP/1.1\r\nhost: x\r\n")
@@ -545,9 +546,7 @@ def test_a_closed_connection_dies_without_the_collector() -> None:
 )
 def test_few_requests_are_parsed_before_their_turn(requests_: bytes, waiting_max: int) -> None:
     """A parsed one takes 0.5 kB, and of a client that takes no answers they stay."""
-    parser = RequestParser(
-        limits=RestLimits(), body_bytes_max=1 << 20, on_head=lambda _: None, now_s=time.monotonic
-    )
+    parser = RequestParser(limits=RestLimits(), body_bytes_max=1 << 20, on_head=lambda _: None)
     unparsed, parsed, waiting = bytearray(requests_), 0, 0
     while unparsed:
         piece = unparsed[: parser.piece_bytes]

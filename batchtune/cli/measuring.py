@@ -290,8 +290,7 @@ def check(
     """
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.check_course import with_words_of_sides
-    from batchtune.cli.commands.run_check import run_paired_check
-    from batchtune.cli.commands.stored_check import run_stored_check
+    from batchtune.cli.commands.run_check import run_paired_check, run_stored_check
 
     if wanted.baseline is not None and wanted.paired:
         raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
@@ -318,6 +317,6 @@ def history(
 
     Looks for changes in the candidate's figures, over the checks of one scenario on one kind of CPU.
     """
-    from batchtune.cli.commands.stored_check import run_history
+    from batchtune.cli.commands.run_check import run_history
 
     return run_history(results, scenario=scenario, json=json)

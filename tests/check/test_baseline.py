@@ -13,7 +13,7 @@ import pytest
 from batchtune.check.baseline import RUNS_MIN, baseline_of, differences, read_baseline, write_baseline
 from batchtune.check.gate import Gate, gates_of
 from batchtune.cli.arguments.options import CheckRequest
-from batchtune.cli.commands.stored_check import comparability, update_baseline, widened
+from batchtune.cli.commands.run_check import comparability, update_baseline, widened
 from batchtune.errors import ArchiveError, BaselineError
 from batchtune.scenario.spec.workload import FileInputs, MixSpec
 from batchtune.tune.compare.blocks import Variant

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.batching.parameters import PARAMETER_NAMES
 from batchtune.check.account import Account
-from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, looks_up_to
+from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, gates_of, looks_up_to
 from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, judge_interrupted, run_check
 from batchtune.cli.arguments.options import CheckRequest, SideWords
 from batchtune.cli.arguments.overrides import file_knobs
@@ -268,6 +268,17 @@ def _closed_loop(scenario: Scenario, clients: int | None) -> Scenario:
     if scenario.objective != "capacity":
         return scenario.model_copy(update={"load": closed})
     return scenario.model_copy(update={"load": closed, "objective": "throughput", "slo": SloSpec()})
+
+
+def gates_for(variant: Variant, margins: Mapping[str, float]) -> tuple[Gate, ...]:
+    """Return the gates of these margins for a variant and each of its models.
+
+    Raises:
+        UsageError: as `gates_of`.
+    """
+    arms = variant.arms()
+    own, models = arms[0].scenario, [arm.model for arm in arms if arm.model]
+    return gates_of(margins, objective=own.objective, models=models, streams=own.streams_tokens)
 
 
 def require_writable(wanted: CheckRequest) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.check.account import Account, attributed
-from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, gates_of, parse_margins
+from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, parse_margins
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, judged, paired_figures
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
+from batchtune.cli.commands.check_course import gates_for
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import MeasuringSession, gravest, session
 from batchtune.errors import (
@@ -65,14 +66,7 @@ def run_compare(
     scenario = asked_scenario(path, overrides)
     variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
     margins = parse_margins(max_regress)
-    arms = variants[0].arms()
-    models = [arm.model for arm in arms if arm.model]
-    own = arms[0].scenario
-    gates = (
-        gates_of(margins, objective=own.objective, models=models, streams=own.streams_tokens)
-        if margins
-        else ()
-    )
+    gates = gates_for(variants[0], margins) if margins else ()
     drawn_once = OF_A_LAUNCH & margins.keys()
     if drawn_once:
         raise UsageError(

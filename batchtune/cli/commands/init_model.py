@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import yaml
 
-from batchtune.check.gate import gates_of
 from batchtune.cli.arguments.load_request import refuse_range
 from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import kind_of
-from batchtune.cli.commands.check_course import check_seconds, without_search
+from batchtune.cli.commands.check_course import check_seconds, gates_for, without_search
 from batchtune.cli.commands.doctor import watch_host
 from batchtune.cli.commands.model_scenario import (
     LookedAt,
@@ -435,7 +434,7 @@ def _times(scenario: Scenario) -> tuple[float, int]:
     usual_s, most_s = check_seconds(
         variants,
         dict.fromkeys(("baseline", "candidate"), Pace()),
-        guarded=gates_of(margins, objective=scenario.objective, streams=scenario.streams_tokens),
+        guarded=gates_for(variants[0], margins),
         blocks=scenario.check.blocks,
         launch_s=10.0,
     )

@@ -1,26 +1,47 @@
 """`batchtune check`: says whether the candidate is still as good as the baseline, with an exit code for a job, and
-why."""
+why; `batchtune history`: what all checks said.
+
+A stored figure (`--baseline FILE`) is a weaker witness than one measured side by side: a machine is not the same on two
+days, so margins are no less than SESSION_MARGIN, and on another host the check is a tripwire at best.
+"""
 
 from __future__ import annotations
 
 import json as json_text
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, Final
 
 from batchtune.archive.run import CHECK, write_whole
 from batchtune.check.account import Account, attributed
-from batchtune.check.gate import gates_of, parse_margins
-from batchtune.check.history import append_history, are_equal, history_line
-from batchtune.check.paired_check import judged, paired_figures
+from batchtune.check.baseline import (
+    BASELINE,
+    Baseline,
+    baseline_of,
+    differences,
+    read_baseline,
+    write_baseline,
+)
+from batchtune.check.gate import Gate, parse_margins
+from batchtune.check.history import (
+    append_history,
+    are_equal,
+    history_line,
+    read_history,
+    series_of,
+    track_record,
+)
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion, judged, paired_figures
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.check_course import (
     Course,
     closed,
+    gates_for,
     hand_on,
     loop_text,
     needs_relaunches,
@@ -29,15 +50,23 @@ from batchtune.cli.commands.check_course import (
 )
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.session import session
-from batchtune.errors import ArchiveError, BatchtuneError, UsageError
-from batchtune.report.check_text import account_document, print_check
-from batchtune.report.findings import print_json
+from batchtune.errors import (
+    ArchiveError,
+    BaselineError,
+    BatchtuneError,
+    MeasurementInvalidError,
+    TargetError,
+    UsageError,
+)
+from batchtune.plain_values import as_text, fields_to_plain
+from batchtune.provenance import collect
+from batchtune.report.check_text import account_document, print_check, print_history
+from batchtune.report.findings import print_json, text_of
 from batchtune.scenario.reader import lines_named, read_arms, read_variants
-from batchtune.target.choice import placed
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants
-
-if TYPE_CHECKING:
-    from batchtune.scenario.spec.scenario import Scenario
+from batchtune.units import counted, percentage
 
 
 def run_paired_check(wanted: CheckRequest) -> int:
@@ -50,16 +79,12 @@ def run_paired_check(wanted: CheckRequest) -> int:
     """
     scenario = asked_scenario(wanted.scenario, wanted.overrides)
     pair = asked_pair(wanted, scenario)
-    baseline, candidate = (variant.name for variant in pair)
     margins = parse_margins(wanted.max_regress or ()) or pair[0].scenario.check.gates
     loaded = without_search([scenario, *(variant.scenario for variant in pair)], margins)
     is_loop = loaded[0].objective != scenario.objective
     scenario = loaded[0]
     pair = [replace(variant, scenario=side) for variant, side in zip(pair, loaded[1:], strict=True)]
-    arms = pair[0].arms()
-    models = [arm.model for arm in arms if arm.model]
-    own = arms[0].scenario
-    gates = gates_of(margins, objective=own.objective, models=models, streams=own.streams_tokens)
+    gates = gates_for(pair[0], margins)
     blocks_max = wanted.blocks or scenario.check.blocks
     require_writable(wanted)
     duets: dict[int, tuple[float, float]] = {}
@@ -85,20 +110,7 @@ def run_paired_check(wanted: CheckRequest) -> int:
         )
         conclusion = course.conclude(gates, blocks_max)
         fault = closed(current.stack)
-    if current.fault is not None:
-        return current.exit_code(0)
-    conclusion = judged(conclusion, course.trials, course.variants)
-    account = Account(
-        scenario=scenario.name,
-        baseline=baseline,
-        candidate=candidate,
-        conclusion=conclusion,
-        attribution=attributed(conclusion, course.trials, baseline=baseline, candidate=candidate),
-        seconds=time.monotonic() - started_s,
-        run=str(run.path),
-        note=wanted.note,
-    )
-    return tell(account, course, wanted, fault=fault)
+    return tell(course, conclusion, wanted, fault=fault, started_s=started_s)
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
@@ -162,16 +174,44 @@ def with_sides(scenario: Scenario, pair: Sequence[Variant]) -> Scenario:
     return scenario.model_copy(update={"variants": sides})
 
 
-def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: BatchtuneError | None) -> int:
-    """Save the account and add it to the history, print it, write the CI job's files and the HTML page.
-    Returns the exit code.
+def tell(
+    course: Course,
+    conclusion: Conclusion,
+    wanted: CheckRequest,
+    *,
+    fault: BatchtuneError | None,
+    started_s: float,
+    stored: Baseline | None = None,
+) -> int:
+    """Judge what was concluded, save the account and add it to the history, print it, write the CI job's files and the
+    HTML page. Returns the exit code; where an error or Ctrl-C ended the session early, its own, without an account.
 
-    An interrupted check is no part of the history. What cannot be saved is printed as a note.
+    An interrupted check is no part of the history. What cannot be saved is printed as a note. `started_s`: when the
+    check began, by the monotonic clock. `stored`: the baseline of an earlier session, None: a side of this one.
 
     Raises:
         BatchtuneError: `fault`, an error from closing the servers; raised after all else is done.
     """
-    run, document = course.run, account_document(account)
+    if course.session.fault is not None:
+        return course.session.exit_code(0)
+    run, trials, candidate = course.run, course.trials, course.variants[-1]
+    if trials:
+        conclusion = judged(conclusion, trials, course.variants)
+    baseline = course.variants[0].name if stored is None else f"baseline of {stored.utc[:10]}"
+    account = Account(
+        scenario=course.session.scenario.name,
+        baseline=baseline,
+        candidate=candidate.name,
+        conclusion=conclusion,
+        attribution=None
+        if stored
+        else attributed(conclusion, trials, baseline=baseline, candidate=candidate.name),
+        seconds=time.monotonic() - started_s,
+        run=str(run.path),
+        stored=stored is not None,
+        note=wanted.note,
+    )
+    document = account_document(account)
     try:
         text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
         write_whole(run.path / CHECK, text.encode())
@@ -187,8 +227,265 @@ def tell(account: Account, course: Course, wanted: CheckRequest, *, fault: Batch
     else:
         print_check(account)
     hand_on(account, wanted)
-    if course.trials:
+    if trials:
         report_at_end(run, quiet=wanted.quiet)
     if fault is not None:
         raise fault
     return account.conclusion.exit_code
+
+
+# `check --baseline FILE`: against what was measured before, and kept.
+
+
+def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
+    """Run `batchtune history`; `scenario`: the name of one, None: all. Returns the exit code, 0.
+
+    Raises:
+        ArchiveError: no check was saved in `results`.
+        UsageError: no check of this scenario was.
+    """
+    every = read_history(results)
+    lines = [line for line in every if scenario in (None, line["scenario"])]
+    if scenario is not None and not lines:
+        names = ", ".join(sorted({line["scenario"] for line in every}))
+        raise UsageError(
+            f"--scenario: no check of {scenario!r} in {results}", hint=f"there are: {names or 'none'}"
+        )
+    series, record = series_of(lines), track_record(lines)
+    if json:
+        print_json(
+            {
+                "checks": lines,
+                "series": [fields_to_plain(figure) for figure in series],
+                "record": {**fields_to_plain(record), "rate_most": record.rate_most},
+            }
+        )
+    else:
+        print_history(lines, series)
+    return 0
+
+
+SESSION_MARGIN: Final = 0.05
+"""Least margin of a gate against figures of an earlier session on this host, as a ratio."""
+
+OTHER_HOST_MARGIN: Final = 0.25
+"""Least margin of a gate against another host, as a ratio.
+
+Hosted runners of one kind differ by some per cent, and by far more under load.
+"""
+
+
+def run_stored_check(wanted: CheckRequest, path: Path) -> int:
+    """Run `batchtune check --baseline FILE`: measure the candidate, compare with the stored figures in `path`, a
+    file or a run that has one. Returns the exit code.
+
+    Raises:
+        BaselineError: there is no baseline, or this version cannot read it.
+        UsageError: no such scenario or gate, a file that is no baseline, or one that cannot be written.
+        TargetError: an attached server could not be put back; the verdict was printed and saved before.
+    """
+    if wanted.baseline_set:
+        raise UsageError(
+            "--baseline: a stored baseline has no model, flags or settings",
+            hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
+        )
+    asked, scenario, gates = _asked(wanted)
+    baseline: Baseline | None = None
+    if wanted.update_baseline:
+        path = _made_place(path)
+    else:
+        try:
+            baseline = read_baseline(path)
+        except BaselineError as error:
+            if not (wanted.allow_missing and not path.exists()):
+                raise
+            return _passed(error, json=wanted.json)
+    require_writable(wanted)
+    started_s = time.monotonic()
+    with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
+        view = current.view
+        if scenario.objective != asked.objective:
+            view.event(loop_text(scenario))
+        (variant,) = placed_variants([Variant(name="candidate", scenario=scenario)], view)
+        check_targets([variant], view)
+        provenance = collect(variant.scenario.load.seed)
+        blocks_max = wanted.blocks or variant.scenario.check.blocks
+        relaunches = needs_relaunches(gates)
+        refusal, note = "", ""
+        if baseline is not None:
+            refusal, note = comparability(baseline, variant, provenance, wanted, relaunches=relaunches)
+        if not refusal:
+            blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
+        run = current.require_run(variant.scenario, provenance=provenance)
+        course = Course(
+            variants=[variant],
+            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path),
+            session=current,
+            figures=lambda trials, phase: [] if baseline is None else baseline.blocks_with(trials, phase),
+            relaunches=relaunches,
+        )
+        if baseline is None:
+            return update_baseline(
+                course, path, wanted, gates=gates, provenance=provenance, blocks=blocks_max
+            )
+        if refusal:
+            conclusion = _incomparable(refusal, blocks_max)
+        else:
+            conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
+        fault = closed(current.stack)
+    wanted = replace(wanted, note=_note(note, baseline, wanted))
+    return tell(course, conclusion, wanted, fault=fault, started_s=started_s, stored=baseline)
+
+
+def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
+    """Return (scenario of the candidate, that scenario with the load that is sent, gates).
+
+    Raises:
+        UsageError: --candidate, several models, or no such gate.
+    """
+    refuse_variant(wanted.candidate)
+    asked = read_arms(wanted.scenario, {"candidate": wanted.candidate_set}, overrides=wanted.overrides)[
+        "candidate"
+    ]
+    refuse_several_models(asked)
+    margins = parse_margins(wanted.max_regress or ()) or asked.check.gates
+    (scenario,) = without_search([asked], margins)
+    return asked, scenario, gates_for(Variant(name="candidate", scenario=scenario), margins)
+
+
+def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:
+    """Return what to know before believing the verdict: when the baseline was measured, and the request's own
+    note."""
+    session = note or f"stored figures of {baseline.utc}: margins are at least {percentage(SESSION_MARGIN)}."
+    return f"{session} {wanted.note}".strip()
+
+
+def comparability(
+    baseline: Baseline,
+    variant: Variant,
+    provenance: Mapping[str, Any],
+    wanted: CheckRequest,
+    *,
+    relaunches: bool,
+) -> tuple[str, str]:
+    """Return (refusal, note): why this check must not be compared with the baseline, and what the user should
+    know where it may; each "" for nothing.
+
+    `relaunches`: every run of this check has a server of its own.
+    """
+    workload, host = differences(baseline, variant.scenario, provenance, relaunches=relaunches)
+    if workload:
+        return f"the baseline is of another workload ({'; '.join(workload)})", ""
+    if host and not wanted.allow_mismatch:
+        differing = "; ".join(host)
+        return f"the baseline is of another host ({differing}); --allow-mismatch compares by wide margins", ""
+    if host:
+        least = percentage(OTHER_HOST_MARGIN)
+        return "", f"ROUGH CHECK ONLY: another host ({'; '.join(host)}): margins are at least {least}."
+    return "", ""
+
+
+def widened(gates: Sequence[Gate], *, is_other_host: bool) -> list[Gate]:
+    """Return the gates with margins of at least SESSION_MARGIN, or OTHER_HOST_MARGIN where `is_other_host`; the margin
+    of errors is not changed."""
+    least = OTHER_HOST_MARGIN if is_other_host else SESSION_MARGIN
+    return [gate if gate.is_absolute else replace(gate, margin=max(gate.margin, least)) for gate in gates]
+
+
+def _passed(error: BaselineError, *, json: bool) -> int:
+    """Print that there is no baseline yet and that --allow-missing lets this pass. Returns the exit code, 0."""
+    print(f"{error.message}; --allow-missing lets it pass", file=sys.stderr)
+    if json:
+        print_json({"verdict": "NO BASELINE", "exit_code": 0, "reason": error.message})
+    return 0
+
+
+def _made_place(path: Path) -> Path:
+    """Return the path of a new baseline's file, and make its folder before minutes are spent.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    place = path / BASELINE if path.is_dir() else path
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--baseline: cannot write {place}: {error.strerror}") from error
+    return place
+
+
+def update_baseline(
+    course: Course,
+    path: Path,
+    wanted: CheckRequest,
+    *,
+    gates: Sequence[Gate],
+    provenance: Mapping[str, Any],
+    blocks: int,
+) -> int:
+    """Measure a new baseline and write it to `path`, unless it drifted from the best baseline recorded in that file.
+
+    Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs.
+    `gates`: whose figures must not drift. `blocks`: how many runs.
+
+    Raises:
+        TargetError: no run was complete.
+    """
+    course.measure("screen", blocks, ())
+    void = judged(_incomparable("", blocks), course.trials, course.variants)
+    if void.verdict == "INVALID" and void.reason is not None:
+        print(f"invalid: {text_of(void.reason)}; no baseline was written", file=sys.stderr)
+        return MeasurementInvalidError.exit_code
+    baseline = baseline_of(
+        course.variants[0].scenario,
+        course.trials,
+        provenance,
+        relaunches=course.relaunches,
+        commit=wanted.commit,
+    )
+    if not baseline.runs:
+        raise TargetError("no run came to its end: no baseline was written", hint=f"see {course.run.path}")
+    baseline = baseline.after(_kept_before(path, course.variants[0].scenario, provenance, course) or baseline)
+    drifts = [] if wanted.force else baseline.drifts(gates)
+    if drifts:
+        print(
+            f"REGRESSED  {', '.join(drifts)} against the best earlier baseline; {path} is not replaced\n"
+            "hint: --force accepts these figures as the new baseline",
+            file=sys.stderr,
+        )
+        return REGRESSION_EXIT_CODE
+    if wanted.force:
+        baseline = replace(baseline, best={})
+    write_baseline(baseline, path)
+    write_baseline(baseline, course.run.path / BASELINE)
+    if wanted.json:
+        kept = {"baseline": str(path), "runs": len(baseline.runs), "run": str(course.run.path)}
+        print_json({**kept, "note": wanted.note})
+        return 0
+    of = f"; {wanted.note}" if wanted.note else ""
+    print(f"baseline of {counted(len(baseline.runs), 'run')} saved in {path}{of}")
+    return 0
+
+
+def _kept_before(
+    path: Path, scenario: Scenario, provenance: Mapping[str, Any], course: Course
+) -> Baseline | None:
+    """Return the baseline in `path`, which is to be replaced; None where there is none, or one of another
+    workload or host."""
+    try:
+        before = read_baseline(path)
+    except (ArchiveError, BaselineError):
+        return None
+    apart = differences(before, scenario, provenance, relaunches=course.relaunches)
+    return None if any(apart) else before
+
+
+def _incomparable(reason: str, blocks_max: int) -> Conclusion:
+    return Conclusion(
+        verdict="INCOMPARABLE",
+        findings=(),
+        blocks=0,
+        fresh_blocks=0,
+        blocks_max=blocks_max,
+        reason=as_text(reason),
+    )

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from batchtune.check.history import HISTORY, are_equal, read_history, series_of, track_record
-from batchtune.cli.commands.stored_check import run_history
+from batchtune.cli.commands.run_check import run_history
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.report.check_text import change_lines, print_history, record_lines
 from tests.tune.tune_fakes import scenario_of

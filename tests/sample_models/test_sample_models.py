@@ -16,7 +16,7 @@ from batchtune.sample_models.__main__ import main
 from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics import Metrics
-from batchtune.server.stages.plan import plan_of
+from batchtune.server.stages.plan import StagePlan
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.target.model_files import resolve_model
 from batchtune.wire.signature import TensorSpec
@@ -129,7 +129,7 @@ def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_
     write_program("text_classifier", tmp_path / "1", torchscript=True)
     model, declared = load_model(tmp_path / "1", CPU), read_stages_file(tmp_path / "1")
     assert declared is not None
-    plan = plan_of(declared, model, model_name="m", use=Metrics().stages, options=CPU)
+    plan = StagePlan(declared, model, model_name="m", use=Metrics().stages, options=CPU)
     texts = np.array(["Thé cat, the CAT".encode(), b"thequick " * 100, b""], dtype=object)
     assert plan.pre is not None
     embedded = plan.pre({"text": texts}, len(texts))["embedded"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -179,27 +179,76 @@ Stage = Callable[[Tensors, int], Named]
 """Returns tensors by name, each of so many rows, of tensors by name; called on any thread; raises StatusError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
     """The opened stages of one signature, each of which counts its calls; None: there is no such stage.
 
     signature: inputs of requests and outputs of answers; device: the model's own signature. lookup: returns the values
-    of a batch of keys; declared_lookup: its section of stages.yaml. code: the files of the model's folder; opened:
-    closes what the stages have opened. use: where calls are counted, under `model_name`. device_shapes: input of the
-    model -> check of its shape.
+    of a batch of keys; declared: what stages.yaml says. use: where calls, rows and microseconds of each stage are
+    counted, under `model_name`. options: for folders of models.
+
+    Runs the files of code, loads folders of models. Raises StatusError: INVALID_ARGUMENT for an unknown signature or
+    code that does not run; FAILED_PRECONDITION where a package is missing; or the error of loading a folder's model.
     """
 
-    signature: Signature
-    device: Signature
-    pre: Stage | None
-    lookup: Stage | None
-    declared_lookup: LookupStage | None
-    post: Stage | None
-    code: ModelCode
-    opened: ExitStack
-    use: Sums
-    model_name: str
-    device_shapes: Mapping[str, InputShape]
+    def __init__(
+        self,
+        declared: DeclaredStages,
+        model: LoadedModel,
+        *,
+        model_name: str,
+        use: Sums,
+        options: BackendOptions,
+    ) -> None:
+        device = model.signatures.get(declared.signature)
+        if device is None:
+            known = ", ".join(sorted(model.signatures))
+            raise declared.file.fault(
+                f"signature: {declared.signature!r} is none of the model's; expected {known}"
+            )
+        _check_takers(declared, device)
+        self.declared = declared
+        self.device = device
+        self.signature = replace(
+            device,
+            inputs=device.inputs if declared.inputs is None else by_name(declared.inputs),
+            outputs=device.outputs if declared.outputs is None else by_name(declared.outputs),
+        )
+        self.use = use
+        self.model_name = model_name
+        self.lookup: Stage | None = None
+        self._device_shapes = {spec.name: InputShape(device.name, spec) for spec in device.inputs}
+        self.code = ModelCode(declared.folder)
+        given = self.signature.outputs
+        keys = () if declared.lookup is None else declared.lookup.inputs
+        with ExitStack() as opened:
+            opened.callback(self.code.close)
+            if declared.lookup is not None:
+                source = open_lookup(declared.lookup, self.code)
+                if isinstance(source, RedisLookup):
+                    opened.callback(source.close)
+                self.lookup = _counted(use, (model_name, "lookup"), lambda inputs, _rows: source(inputs))
+            taken = {spec.name for spec in (*device.inputs, *keys)}
+            self.pre = self._opened_stage(opened, options, "pre", declared.pre, (), taken)
+            taken = {spec.name for spec in given}
+            self.post = self._opened_stage(opened, options, "post", declared.post, given, taken)
+            self._opened = opened.pop_all()
+
+    def _opened_stage(
+        self,
+        opened: ExitStack,
+        options: BackendOptions,
+        key: str,
+        reference: str,
+        gives: Sequence[TensorSpec],
+        kept: Collection[str],
+    ) -> Stage | None:
+        if not reference:
+            return None
+        if not reference.endswith("/"):
+            return _counted(self.use, (self.model_name, key), self.code.function(key, reference, gives))
+        sub_model = SubModel(key, self.declared.folder / reference, options, gives, kept)
+        opened.callback(sub_model.close)
+        return _counted(self.use, (self.model_name, key), sub_model)
 
     def keys_of(self, tensors: Tensors) -> Named:
         """Return those of `tensors` that are inputs of the lookup.
@@ -207,7 +256,7 @@ class StagePlan:
         Raises:
             StatusError: INTERNAL where an input is missing or has another dtype.
         """
-        keys = () if self.declared_lookup is None else self.declared_lookup.inputs
+        keys = () if self.declared.lookup is None else self.declared.lookup.inputs
         return self._of(keys, tensors, "the lookup")
 
     def for_device(self, tensors: Tensors) -> Named:
@@ -218,14 +267,14 @@ class StagePlan:
         """
         chosen = self._of(self.device.inputs, tensors, "the model")
         for name, array in chosen.items():
-            shape = self.device_shapes[name]
+            shape = self._device_shapes[name]
             if array.shape[1:] not in shape.known and (fault := shape.fault(array.shape)):
                 raise StatusError("INTERNAL", f"{self._maker()} {fault}")
         return chosen
 
     def close(self) -> None:
         """Close the stages' models and connections, and drop the modules of code."""
-        self.opened.close()
+        self._opened.close()
 
     def _of(self, specs: tuple[TensorSpec, ...], tensors: Tensors, taker: str) -> Named:
         chosen = {}
@@ -245,86 +294,17 @@ class StagePlan:
         return "pre:" if self.pre is not None else "the request:"
 
 
-def plan_of(
-    declared: DeclaredStages,
-    model: LoadedModel,
-    *,
-    model_name: str,
-    use: Sums,
-    options: BackendOptions,
-) -> StagePlan:
-    """Open the stages that `declared` names around `model`: run the files of code, load folders of models.
+def _counted(use: Sums, labels: tuple[str, str], run: Callable[[Tensors, int], Tensors]) -> Stage:
+    """Return `run` with its calls, rows and microseconds counted; it does not refer to the plan, which refers to it."""
 
-    model_name: name under which `use` counts calls, rows and microseconds of each stage. options: for folders of
-    models.
+    def stage(inputs: Tensors, rows: int) -> Named:
+        began_ns = time.monotonic_ns()
+        try:
+            return dict(run(inputs, rows))
+        finally:
+            use.add(labels, 1, rows, (time.monotonic_ns() - began_ns) / 1000)
 
-    Raises:
-        StatusError: INVALID_ARGUMENT for an unknown signature or code that does not run; FAILED_PRECONDITION where a
-            package is missing; or the error of loading a folder's model.
-    """
-    device = model.signatures.get(declared.signature)
-    if device is None:
-        known = ", ".join(sorted(model.signatures))
-        raise declared.file.fault(
-            f"signature: {declared.signature!r} is none of the model's; expected {known}"
-        )
-    signature = Signature(
-        name=device.name,
-        method_name=device.method_name,
-        inputs=device.inputs if declared.inputs is None else by_name(declared.inputs),
-        outputs=device.outputs if declared.outputs is None else by_name(declared.outputs),
-    )
-    _check_takers(declared, device)
-    code = ModelCode(declared.folder)
-
-    def counted(name: str, run: Callable[[Tensors, int], Tensors]) -> Stage:
-        def stage(inputs: Tensors, rows: int) -> Named:
-            began_ns = time.monotonic_ns()
-            try:
-                return dict(run(inputs, rows))
-            finally:
-                use.add((model_name, name), 1, rows, (time.monotonic_ns() - began_ns) / 1000)
-
-        return stage
-
-    def opened_stage(
-        key: str, reference: str, gives: Sequence[TensorSpec], kept: Collection[str]
-    ) -> Stage | None:
-        if not reference:
-            return None
-        if not reference.endswith("/"):
-            return counted(key, code.function(key, reference, gives))
-        sub_model = SubModel(key, declared.folder / reference, options, gives, kept)
-        opened.callback(sub_model.close)
-        return counted(key, sub_model)
-
-    with ExitStack() as opened:
-        opened.callback(code.close)
-        lookup = None
-        if declared.lookup is not None:
-            source = open_lookup(declared.lookup, code)
-            if isinstance(source, RedisLookup):
-                opened.callback(source.close)
-            lookup = counted("lookup", lambda inputs, _rows: source(inputs))
-        keys = () if declared.lookup is None else declared.lookup.inputs
-        pre = opened_stage("pre", declared.pre, (), {spec.name for spec in (*device.inputs, *keys)})
-        post = opened_stage(
-            "post", declared.post, signature.outputs, {spec.name for spec in signature.outputs}
-        )
-        kept = opened.pop_all()
-    return StagePlan(
-        signature=signature,
-        device=device,
-        pre=pre,
-        lookup=lookup,
-        declared_lookup=declared.lookup,
-        post=post,
-        code=code,
-        opened=kept,
-        use=use,
-        model_name=model_name,
-        device_shapes={spec.name: InputShape(device.name, spec) for spec in device.inputs},
-    )
+    return stage
 
 
 def _check_takers(declared: DeclaredStages, device: Signature) -> None:

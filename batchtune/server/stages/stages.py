@@ -37,7 +37,7 @@ from batchtune.server.sessions.input_shapes import SignatureInputs
 from batchtune.server.sessions.pool import Session
 from batchtune.server.sessions.unbatched import RequestThreads, outcome_before
 from batchtune.server.stages.model_code import rows_of
-from batchtune.server.stages.plan import Named, Stage, StagePlan, plan_of
+from batchtune.server.stages.plan import Named, Stage, StagePlan
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError, invalid_argument
@@ -48,8 +48,8 @@ BatchingStage = Literal["device", "unit", "early"]
 class ModelStages:
     """The stages of one version of a model (code or a lookup before and after the model itself), for its servable.
 
-    Opens them by `plan_of`, whose errors pass through. `stage`: what is batched (--batching_stage). Raises StatusError
-    INVALID_ARGUMENT if `stage` is early but there is a lookup or no pre.
+    `stage`: what is batched (--batching_stage). Raises StatusError INVALID_ARGUMENT if `stage` is early but there is a
+    lookup or no pre, and the errors of `StagePlan`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ModelStages:
             )
             message = f"{declared.file.path}: --batching_stage=early: {what}; give device or unit"
             raise StatusError("INVALID_ARGUMENT", message)
-        self._plan = plan_of(declared, model, model_name=model_name, use=use, options=options)
+        self._plan = StagePlan(declared, model, model_name=model_name, use=use, options=options)
         self.signatures: Mapping[str, Signature] = {**model.signatures, self._name: self._plan.signature}
         self._threads: RequestThreads | None = None
         self._session: StagedSession | None = None
@@ -225,8 +225,8 @@ class StagedSession:
         self.device: Session | None = None
         self.lookup = (
             None
-            if plan.lookup is None or plan.declared_lookup is None
-            else _LookupQueue(plan, plan.lookup, plan.declared_lookup, observer, deliver)
+            if plan.lookup is None or plan.declared.lookup is None
+            else _LookupQueue(plan, plan.lookup, plan.declared.lookup, observer, deliver)
         )
         self._observer = observer
         self._inputs = SignatureInputs(plan.signature)

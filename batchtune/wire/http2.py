@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 
@@ -250,17 +249,16 @@ class HeaderBlock:
 
 
 class _Body:
-    """What is left to send of one stream: `data` from `sent` on, then the pieces of `later`, then `tail`.
+    """What is left to send of one stream: `data` from `sent` on, then `tail`.
 
-    `tail`: frames that follow the last DATA frame; None: that frame ends the stream. `later` is a queue, because
-    joining the pieces each time would take the square of their number. `window`: bytes that the stream's window allows.
+    `tail`: frames that follow the last DATA frame; None: that frame ends the stream. `window`: bytes that the stream's
+    window allows. `data` becomes a bytearray where more is added: to join bytes would take the square of their number.
     """
 
-    __slots__ = ("data", "later", "sent", "tail", "window")
+    __slots__ = ("data", "sent", "tail", "window")
 
     def __init__(self, data: bytes, tail: bytes | None, window: int) -> None:
-        self.data = memoryview(data)
-        self.later: deque[bytes] | None = None
+        self.data: bytes | bytearray = data
         self.sent = 0
         self.tail = tail
         self.window = window
@@ -299,11 +297,12 @@ class OutgoingFlow:
         """Append data to a body of this stream that already waits, and replace the frames that follow it by `tail`."""
         body = self._waiting[stream_id]
         if data:
-            if body.later is None:
-                body.later = deque()
-            body.later.append(data)
+            self.queued_bytes += len(data) - body.sent
+            body.data = body.data if isinstance(body.data, bytearray) else bytearray(body.data)
+            del body.data[: body.sent]
+            body.data += data
+            body.sent = 0
         body.tail = tail
-        self.queued_bytes += len(data)
 
     def queue(self, stream_id: int, data: bytes, tail: bytes | None, extra_window: int = 0) -> None:
         """Let a stream's body wait for the windows; `pump` writes it. For a stream whose body waits already: `extend`.
@@ -323,7 +322,7 @@ class OutgoingFlow:
         if body is None:
             return False
         self._ready.pop(stream_id, None)
-        self.queued_bytes -= len(body.data) + sum(map(len, body.later or ()))
+        self.queued_bytes -= len(body.data)
         self._set_at_once()
         return True
 
@@ -338,10 +337,6 @@ class OutgoingFlow:
         for stream_id, body in self._ready.items():
             total = len(body.data)
             while True:
-                if body.sent == total and body.later:
-                    self.queued_bytes -= total
-                    body.data, body.sent = memoryview(body.later.popleft()), 0
-                    total = len(body.data)
                 size = min(total - body.sent, body.window, self.window, self._frame_bytes)
                 if size <= 0 and body.sent < total:
                     if body.window <= 0:
@@ -351,7 +346,7 @@ class OutgoingFlow:
                 body.sent += size
                 body.window -= size
                 self.window -= size
-                done = body.sent == total and not body.later
+                done = body.sent == total
                 out.append(frame(DATA, END_STREAM if done and body.tail is None else 0, stream_id, chunk))
                 if done:
                     self.queued_bytes -= total

@@ -19,6 +19,7 @@ from batchtune.server.backends.model import (
     PREDICT_METHOD,
     BackendOptions,
     LoadedModel,
+    Runner,
     Tensors,
     out_of_memory,
 )
@@ -237,7 +238,7 @@ def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedM
         inputs=_specs(path, session.get_inputs()),
         outputs=_specs(path, session.get_outputs()),
     )
-    run = _GraphRun(session, tuple(spec.name for spec in signature.outputs), failures, tables)
+    run = _runner(session, tuple(spec.name for spec in signature.outputs), failures, tables)
     return LoadedModel(signatures={DEFAULT_SIGNATURE: signature}, runs={DEFAULT_SIGNATURE: run})
 
 
@@ -257,25 +258,19 @@ def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | by
     return proto, tables
 
 
-class _GraphRun:
-    def __init__(
-        self,
-        session: Any,
-        output_names: tuple[str, ...],
-        failures: tuple[type[Exception], ...],
-        tables: list[Any],
-    ) -> None:
-        self._session = session
-        self._tables = tables  # the session has no reference to them, and goes before them
-        self._output_names = output_names
-        self._failures = failures
+def _runner(
+    session: Any, output_names: tuple[str, ...], failures: tuple[type[Exception], ...], tables: list[Any]
+) -> Runner:
+    """Return a function that runs the graph and raises StatusError: RESOURCE_EXHAUSTED or INVALID_ARGUMENT.
 
-    def __call__(self, inputs: Tensors) -> Mapping[str, Any]:
-        """Return a batch's outputs; raises StatusError: RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
+    It holds the tables, to which the session has no reference.
+    """
+
+    def run(inputs: Tensors, _tables: list[Any] = tables) -> Mapping[str, Any]:
         feeds = {name: _text(array) if array.dtype == object else array for name, array in inputs.items()}
         try:
-            outputs = self._session.run(self._output_names, feeds)
-        except self._failures as error:
+            outputs = session.run(output_names, feeds)
+        except failures as error:
             message = str(error)
             if any(
                 words in message.lower() for words in ("allocate memory", "out of memory", "alloc_failed")
@@ -284,8 +279,10 @@ class _GraphRun:
             raise StatusError("INVALID_ARGUMENT", message) from error
         return {
             name: _bytes(array) if array.dtype == object else array
-            for name, array in zip(self._output_names, outputs, strict=True)
+            for name, array in zip(output_names, outputs, strict=True)
         }
+
+    return run
 
 
 def _providers(onnxruntime: Any, options: BackendOptions) -> list[str | tuple[str, dict[str, int]]]:

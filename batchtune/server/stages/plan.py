@@ -23,59 +23,51 @@ from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name, object_array
 from batchtune.wire.status import StatusError
 
+Named = dict[str, NDArray[Any]]
+Stage = Callable[[Tensors, int], Named]
+"""Returns tensors by name, each of so many rows, of tensors by name; called on any thread; raises StatusError."""
 
-class SubModel:
-    """A stage that runs the model of a folder, by its signature serving_default; any thread may call it.
+
+def sub_model(
+    opened: ExitStack,
+    key: str,
+    folder: Path,
+    options: BackendOptions,
+    gives: Sequence[TensorSpec],
+    kept: Collection[str],
+) -> Stage:
+    """Return a stage that runs the model of a folder, by its signature serving_default; `opened` closes the model.
 
     key: the key of stages.yaml that names the folder, for messages. gives: outputs that the model must have. kept:
     names of the outputs to return. Raises StatusError INVALID_ARGUMENT where the model lacks that signature or an
-    output.
+    output; the stage: INTERNAL where an input is missing or an output has another shape; else the model's error.
     """
+    model = load_model(folder, options)
+    opened.callback(model.close)
+    signature = model.signatures.get(DEFAULT_SIGNATURE)
+    if signature is None:
+        known = ", ".join(sorted(model.signatures))
+        message = f"{folder}: {key} of stages.yaml runs {DEFAULT_SIGNATURE}; this model has {known}"
+        raise StatusError("INVALID_ARGUMENT", message)
+    fault = _misfit({spec.name: spec.dtype for spec in signature.outputs}, gives)
+    if fault:
+        raise StatusError("INVALID_ARGUMENT", f"{folder}: {key} of stages.yaml gives {fault}")
+    run = model.runs[DEFAULT_SIGNATURE]
+    input_names = [spec.name for spec in signature.inputs]
+    output_names = [spec.name for spec in signature.outputs if spec.name in kept]
+    specs = {spec.name: spec for spec in gives}
 
-    def __init__(
-        self,
-        key: str,
-        folder: Path,
-        options: BackendOptions,
-        gives: Sequence[TensorSpec],
-        kept: Collection[str],
-    ) -> None:
-        self._model = load_model(folder, options)
-        signature = self._model.signatures.get(DEFAULT_SIGNATURE)
-        if signature is None:
-            self._model.close()
-            known = ", ".join(sorted(self._model.signatures))
-            message = f"{folder}: {key} of stages.yaml runs {DEFAULT_SIGNATURE}; this model has {known}"
-            raise StatusError("INVALID_ARGUMENT", message)
-        fault = _misfit({spec.name: spec.dtype for spec in signature.outputs}, gives)
-        if fault:
-            self._model.close()
-            raise StatusError("INVALID_ARGUMENT", f"{folder}: {key} of stages.yaml gives {fault}")
-        self._key = key
-        self._run = self._model.runs[DEFAULT_SIGNATURE]
-        self._names = [spec.name for spec in signature.inputs]
-        self._kept = [spec.name for spec in signature.outputs if spec.name in kept]
-        self._specs = {spec.name: spec for spec in gives}
-
-    def __call__(self, inputs: Tensors, rows: int) -> dict[str, NDArray[Any]]:
-        """Run the model and return its outputs named in `kept`, each of `rows` rows.
-
-        Raises:
-            StatusError: INTERNAL where an input is missing or an output has another shape; else the model's
-                error.
-        """
-        missing = [name for name in self._names if name not in inputs]
+    def stage(inputs: Tensors, rows: int) -> Named:
+        missing = [name for name in input_names if name not in inputs]
         if missing:
-            raise StatusError("INTERNAL", f"{self._key}: its model takes {missing[0]!r}, which nothing gives")
-        outputs = self._run({name: inputs[name] for name in self._names})
-        for name in self._kept:
-            if fault := shape_fault(outputs[name], rows, self._specs.get(name)):
-                raise StatusError("INTERNAL", f"{self._key}: its model gave {name!r} {fault}")
-        return {name: outputs[name] for name in self._kept}
+            raise StatusError("INTERNAL", f"{key}: its model takes {missing[0]!r}, which nothing gives")
+        outputs = run({name: inputs[name] for name in input_names})
+        for name in output_names:
+            if fault := shape_fault(outputs[name], rows, specs.get(name)):
+                raise StatusError("INTERNAL", f"{key}: its model gave {name!r} {fault}")
+        return {name: outputs[name] for name in output_names}
 
-    def close(self) -> None:
-        """Free the model."""
-        self._model.close()
+    return stage
 
 
 def _misfit(dtypes: Mapping[str, str], wanted: Sequence[TensorSpec]) -> str:
@@ -174,11 +166,6 @@ def _without_password(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
-Named = dict[str, NDArray[Any]]
-Stage = Callable[[Tensors, int], Named]
-"""Returns tensors by name, each of so many rows, of tensors by name; called on any thread; raises StatusError."""
-
-
 class StagePlan:
     """The opened stages of one signature, each of which counts its calls; None: there is no such stage.
 
@@ -246,9 +233,8 @@ class StagePlan:
             return None
         if not reference.endswith("/"):
             return _counted(self.use, (self.model_name, key), self.code.function(key, reference, gives))
-        sub_model = SubModel(key, self.declared.folder / reference, options, gives, kept)
-        opened.callback(sub_model.close)
-        return _counted(self.use, (self.model_name, key), sub_model)
+        stage = sub_model(opened, key, self.declared.folder / reference, options, gives, kept)
+        return _counted(self.use, (self.model_name, key), stage)
 
     def keys_of(self, tensors: Tensors) -> Named:
         """Return those of `tensors` that are inputs of the lookup.

@@ -180,30 +180,29 @@ def failure_pieces(code: str, message: str, *, trailers_only: bool) -> tuple[byt
     return h2.header_frames(encode_block(fields, opens_table=trailers_only), h2.END_STREAM)
 
 
-class CallSink(Protocol):
+class AnswerSink(Protocol):
     """A protocol: what a call needs of its connection to be answered; for the event loop's thread only.
 
     `send_reply` answers OK with one message, serialised and without gRPC's prefix; `send_failure` ends the call with a
-    status, by the name of its code.
+    status, by the name of its code. Of a stream, `send_message` sends one message; `send_end` ends it with OK.
     """
 
     def send_reply(self, call: GrpcCall, message: bytes) -> None: ...
     def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None: ...
-
-
-class AnswerSink(CallSink, Protocol):
-    """A protocol: what a stream needs of its connection to be answered: `send_message` sends one message, serialised
-    and without gRPC's prefix; `send_end` ends the stream with OK."""
-
     def send_message(self, stream: GrpcStream, message: bytes) -> None: ...
     def send_end(self, stream: GrpcStream) -> None: ...
+
+
+def nothing() -> None:
+    """Do nothing: most calls hold nothing until they are answered."""
 
 
 class GrpcCall:
     """A unary call. `reply` or `fail` must be called once, on the loop's thread, even when the call was cancelled.
 
     A second answer is ignored. `deadline_ns` is on CLOCK_MONOTONIC, None without grpc-timeout. When the client resets
-    the stream or is gone, `cancelled` turns true and `on_cancel` is called; the answer is then not sent.
+    the stream or is gone, `cancelled` turns true; the answer is then not sent. `release`: called
+    after the answer, to free what the request took.
     """
 
     __slots__ = (
@@ -214,19 +213,19 @@ class GrpcCall:
         "half_closed",
         "head",
         "message",
-        "on_cancel",
+        "release",
         "sink",
         "stream_id",
     )
 
-    def __init__(self, sink: CallSink, stream_id: int, head: RequestHead, deadline_ns: int | None) -> None:
+    def __init__(self, sink: AnswerSink, stream_id: int, head: RequestHead, deadline_ns: int | None) -> None:
         self.sink = sink
         self.stream_id = stream_id
         self.head = head
         self.deadline_ns = deadline_ns
         self.message = b""
         self.cancelled = False
-        self.on_cancel: Callable[[], None] | None = None
+        self.release: Callable[[], None] = nothing
         self.buffer: MessageBuffer | None = None  # set when the message comes in pieces
         self.half_closed = False  # the client has sent everything
         self.answered = False
@@ -241,13 +240,19 @@ class GrpcCall:
         write."""
         if not self.answered:
             self.answered = True
-            self.sink.send_reply(self, message)
+            try:
+                self.sink.send_reply(self, message)
+            finally:
+                self.release()
 
     def fail(self, code: str, message: str) -> None:
         """Answer with a status other than OK, such as ("UNAVAILABLE", "queue is full")."""
         if not self.answered:
             self.answered = True
-            self.sink.send_failure(self, code, message)
+            try:
+                self.sink.send_failure(self, code, message)
+            finally:
+                self.release()
 
     def refuse(self, error: StatusError) -> None:
         """Answer with an error; its message is cut to the length at which TensorFlow Serving cuts messages."""
@@ -258,11 +263,8 @@ class GrpcCall:
         self.fail(error.code, message)
 
     def cancel(self) -> None:
-        """Mark the call as cancelled and call `on_cancel`; called by the connection when the client does not wait any
-        more."""
+        """Mark the call as cancelled; called by the connection when the client does not wait any more."""
         self.cancelled = True
-        if self.on_cancel is not None:
-            self.on_cancel()
 
 
 def dispatcher(methods: Mapping[str, Callable[[GrpcCall], None]]) -> Callable[[GrpcCall], None]:

@@ -23,6 +23,7 @@ from batchtune.wire.grpc.server_call import (
     GrpcStream,
     failure_pieces,
     hand_over,
+    nothing,
     write_reply,
 )
 from batchtune.wire.http2 import STREAM_ID, ErrorCode, OutgoingFlow
@@ -473,7 +474,7 @@ class HeldCalls:
     def forget(self) -> None:
         """Discard every held call without an answer: the client is gone."""
         self._drop()
-        self._note_held = _nothing  # it refers to the connection, which refers to us
+        self._note_held = nothing  # it refers to the connection, which refers to us
 
     def _drop(self) -> None:
         self._calls.clear()
@@ -509,7 +510,3 @@ class HeldCalls:
                 self._tried.append(call)
             hand_over(call, start or self.dispatch)
         self._go_on_soon()
-
-
-def _nothing() -> None:
-    pass

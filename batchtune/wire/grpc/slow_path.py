@@ -7,7 +7,7 @@ from functools import partial
 
 from batchtune.wire import http2 as h2
 from batchtune.wire.grpc.framing import MessageBuffer, inflate_failure, wbits_of
-from batchtune.wire.grpc.server_call import CallSink, GrpcCall, GrpcStream, RequestHead, hand_over
+from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream, RequestHead, hand_over
 from batchtune.wire.grpc.server_writer import FEW_STREAMS, AnswerWriter, HeldCalls, ServerLimits
 from batchtune.wire.http2 import ErrorCode, PeerError, Setting, encode_block
 from batchtune.wire.inflating import InflateError, Inflating, Outcome, Packed
@@ -93,7 +93,7 @@ def _go_on(
     outcome: Outcome,
     release: Callable[[], None],
 ) -> None:
-    call.sink = _ReleasingSink(call.sink, release)
+    call.release = release
     if isinstance(outcome, InflateError):
         outcome = inflate_failure(outcome, inflated_bytes_max)
     if isinstance(outcome, StatusError):
@@ -101,28 +101,6 @@ def _go_on(
         return
     call.message = outcome
     hand_over(call, dispatch)
-
-
-class _ReleasingSink:
-    """Passes the answer of a call that was inflated on to its connection, and then calls `release`."""
-
-    __slots__ = ("_release", "_sink")
-
-    def __init__(self, sink: CallSink, release: Callable[[], None]) -> None:
-        self._sink = sink
-        self._release = release
-
-    def send_reply(self, call: GrpcCall, message: bytes) -> None:
-        try:
-            self._sink.send_reply(call, message)
-        finally:
-            self._release()
-
-    def send_failure(self, call: GrpcCall | GrpcStream, code: str, message: str) -> None:
-        try:
-            self._sink.send_failure(call, code, message)
-        finally:
-            self._release()
 
 
 def take_data(

@@ -17,7 +17,7 @@ from batchtune.server.grpc_api.predict import PredictRequests, decode_inputs
 from batchtune.server.grpc_api.services import make_grpc_api
 from batchtune.server.metrics import Metrics
 from batchtune.server.server_flags import ServerFlags
-from batchtune.wire.grpc.server_call import GrpcCall
+from batchtune.wire.grpc.server_call import GrpcCall, nothing
 from batchtune.wire.status import GRPC_CODES, StatusError
 from batchtune.wire.tfserving.messages import ClassificationRequest, MultiInferenceRequest, PredictResponse
 from batchtune.wire.tfserving.tensors import encode_predict_request
@@ -76,7 +76,7 @@ class RecordedCall:
 
     deadline_ns = None
     cancelled = False
-    on_cancel = None
+    release = staticmethod(nothing)
     reply, fail, refuse = GrpcCall.reply, GrpcCall.fail, GrpcCall.refuse
 
     def __init__(self, path: str, message: bytes) -> None:

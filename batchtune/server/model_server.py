@@ -59,7 +59,6 @@ class ModelServer:
         self._settings = startup.batching_settings(flags)
         self._limit = startup.concurrency_limit(flags, self._settings)
         self._models = startup.configured_models(flags)
-        self._backend_options = startup.backend_options(flags)
         self._monitoring_path = startup.monitoring_path(flags)
         self._grpc_limits = startup.grpc_limits(flags)
         self._tls = startup.tls_context(flags)
@@ -199,7 +198,7 @@ class ModelServer:
     def _open_version(self, name: str, version: int, directory: Path) -> Servable:
         own = startup.own_batching_parameters(directory) if self._settings.per_model else None
         declared = startup.declared_stages(directory, self._flags)
-        model = load_model(directory, self._backend_options)
+        model = load_model(directory, self._flags)
         if not self._flags.enable_model_warmup:
             model = replace(model, prepare=nothing_to_prepare)
         if model.emulated:
@@ -219,7 +218,7 @@ class ModelServer:
                     model_name=name,
                     stage=self._flags.batching_stage,  # type: ignore[arg-type]  # its choices are checked
                     use=self._metrics.stages,
-                    options=self._backend_options,
+                    options=self._flags,
                     observer=self._metrics,
                     deliver=self._deliver,
                 )

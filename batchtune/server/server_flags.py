@@ -127,6 +127,26 @@ class ServerFlags:
         ours=True,
     )
 
+    @property
+    def intra_op_threads(self) -> int:
+        """Threads within an operation, of every framework; 0: the framework's choice."""
+        return self.tensorflow_session_parallelism or self.tensorflow_intra_op_parallelism
+
+    @property
+    def inter_op_threads(self) -> int:
+        """Threads over operations, of every framework; 0: the framework's choice."""
+        return self.tensorflow_session_parallelism or self.tensorflow_inter_op_parallelism
+
+    @property
+    def wants_cuda(self) -> bool:
+        """Whether a GPU is required; with `auto` it is only used if there is one."""
+        return self.device.startswith("cuda")
+
+    @property
+    def cuda_index(self) -> int:
+        """N where `device` is cuda:N, else 0."""
+        return int(self.device.partition(":")[2] or 0)
+
 
 # Accepted with a note: (type, why it has no effect here).
 _WITHOUT_EFFECT: dict[str, tuple[type, str]] = {

@@ -11,7 +11,6 @@ from batchtune.batching import text_proto
 from batchtune.batching.parameters import BatchingParameters, parse_length_buckets, validate
 from batchtune.batching.tfserving_file import parse_tfserving_text
 from batchtune.errors import BatchingParametersError, UsageError
-from batchtune.server.backends.model import BackendOptions
 from batchtune.server.log import note
 from batchtune.server.models.model_config import ModelConfig, local_path, read_model_config_file
 from batchtune.server.models.servable import ConcurrencyLimit
@@ -108,20 +107,6 @@ def configured_models(flags: ServerFlags) -> tuple[ModelConfig, ...]:
     except (RuntimeError, StatusError) as error:
         raise UsageError(f"--model_base_path={flags.model_base_path}: {error}") from error
     return (ModelConfig(name=flags.model_name, base_path=base_path),)
-
-
-def backend_options(flags: ServerFlags) -> BackendOptions:
-    """Make the options with which backends set up their frameworks."""
-    parallelism = flags.tensorflow_session_parallelism
-    return BackendOptions(
-        device=flags.device,
-        intra_op_threads=parallelism or flags.tensorflow_intra_op_parallelism,
-        inter_op_threads=parallelism or flags.tensorflow_inter_op_parallelism,
-        saved_model_tags=tuple(flags.saved_model_tags.split(",")),
-        session_config_file=flags.tensorflow_session_config_file,
-        memory_fraction=flags.per_process_gpu_memory_fraction,
-        torch_dtype=flags.torch_dtype,
-    )
 
 
 def concurrency_limit(flags: ServerFlags, settings: BatchingSettings) -> ConcurrencyLimit | None:

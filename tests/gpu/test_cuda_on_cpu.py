@@ -111,7 +111,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from batchtune.server.backends.model import BackendOptions
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.backends.registry import load_model
 
 directory = Path(sys.argv[1])
@@ -119,7 +119,7 @@ torch.jit.save(torch.jit.script(torch.nn.Embedding(10, 2)), str(directory / "mod
 (directory / "signature.yaml").write_text(
     "inputs: {x: {dtype: int64, shape: []}}\\noutputs: {y: {dtype: float32, shape: [2]}}"
 )
-model = load_model(directory, BackendOptions(device="cuda:0"))
+model = load_model(directory, ServerFlags(device="cuda:0"))
 model.prepare((1, 2), 1)
 for token in (9, 10):
     print(model.runs["serving_default"]({"x": np.array([token])})["y"].shape, flush=True)

@@ -13,9 +13,9 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.sample_models import MODELS, cache_path, framework_for, text_stages
 from batchtune.sample_models.__main__ import main
-from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics import Metrics
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.stages.plan import StagePlan
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.target.model_files import resolve_model
@@ -29,7 +29,7 @@ from batchtune.sample_models.torch_models import FORMS, folded, torch_model, wri
 # As published: resnet50 by its authors' successors (25.56 million), text_recognition by Baek et al. 2019 (44.3 million
 # in its features and classes); the transformer's is the Keras example's own count.
 PARAMETERS = {"imdb_transformer": 657_758, "text_recognition": 44_282_885, "resnet50": 25_557_032}
-CPU = BackendOptions(device="cpu", intra_op_threads=1)
+CPU = ServerFlags(device="cpu", tensorflow_intra_op_parallelism=1)
 
 
 whole = cache(torch_model)

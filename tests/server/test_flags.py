@@ -214,7 +214,7 @@ def test_more_threads_than_a_system_has_are_refused_before_any_starts(tmp_path: 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
 def test_a_model_runs_where_the_device_flag_says(device: str) -> None:
-    options = startup.backend_options(flags_of(f"--device={device}", "--torch_dtype=bfloat16"))
+    options = flags_of(f"--device={device}", "--torch_dtype=bfloat16")
     assert (options.device, options.torch_dtype) == (device, "bfloat16")
     assert options.wants_cuda == device.startswith("cuda")
     assert options.cuda_index == int(device.partition(":")[2] or 0)
@@ -272,11 +272,8 @@ def test_cortex_limits_threads_and_refuses_a_batch_that_cannot_fill(tmp_path: Pa
 
 
 def test_session_parallelism_sets_both_kinds_of_threads() -> None:
-    options = startup.backend_options(
-        flags_of("--tensorflow_session_parallelism=3", "--saved_model_tags=serve,gpu")
-    )
-    assert (options.intra_op_threads, options.inter_op_threads) == (3, 3)
-    assert options.saved_model_tags == ("serve", "gpu")
+    flags = flags_of("--tensorflow_session_parallelism=3")
+    assert (flags.intra_op_threads, flags.inter_op_threads) == (3, 3)
 
 
 def test_length_buckets_rise_and_mean_nothing_without_batching() -> None:

@@ -1,4 +1,4 @@
-"""The interface of backends: the loaded model that a backend returns, and the options that it is given."""
+"""The interface of backends: the loaded model that a backend returns."""
 
 from __future__ import annotations
 
@@ -88,35 +88,6 @@ class LoadedModel:
     empty: Empty = field(default=np.empty)
     prepare: Prepare = field(default=nothing_to_prepare)
     inside: tuple[GraphBatching, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendOptions:
-    """How to set up a framework.
-
-    device: auto, cpu, cuda or cuda:N. intra_op_threads, inter_op_threads: threads within an operation and over
-    operations, 0: the framework's choice. session_config_file: path of a text ConfigProto, which the other options
-    override, "": none. memory_fraction: per_process_gpu_memory_fraction, 0: grow as needed. torch_dtype: as_exported,
-    float32, float16 or bfloat16.
-    """
-
-    device: str = "auto"
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
-    saved_model_tags: tuple[str, ...] = ("serve",)
-    session_config_file: str = ""
-    memory_fraction: float = 0.0
-    torch_dtype: str = "as_exported"
-
-    @property
-    def wants_cuda(self) -> bool:
-        """Whether a GPU is required; with `auto` it is only used if there is one."""
-        return self.device.startswith("cuda")
-
-    @property
-    def cuda_index(self) -> int:
-        """N where `device` is cuda:N, else 0."""
-        return int(self.device.partition(":")[2] or 0)
 
 
 def out_of_memory(message: str) -> StatusError:

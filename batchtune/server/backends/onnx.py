@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
-    BackendOptions,
     LoadedModel,
     Runner,
     Tensors,
     out_of_memory,
 )
+from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cores
 from batchtune.wire.encoding import (
     VARINT,
@@ -202,7 +202,7 @@ _DTYPES = {
 }
 
 
-def load_onnx_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+def load_onnx_model(version_directory: Path, options: ServerFlags) -> LoadedModel:
     """Load `model.onnx` as signature serving_default, with the graph's own input and output names.
 
     Raises:
@@ -285,7 +285,7 @@ def _runner(
     return run
 
 
-def _providers(onnxruntime: Any, options: BackendOptions) -> list[str | tuple[str, dict[str, int]]]:
+def _providers(onnxruntime: Any, options: ServerFlags) -> list[str | tuple[str, dict[str, int]]]:
     available = onnxruntime.get_available_providers()
     if options.device != "cpu" and _CUDA in available:
         return [(_CUDA, {"device_id": options.cuda_index}), "CPUExecutionProvider"]
@@ -297,7 +297,7 @@ def _providers(onnxruntime: Any, options: BackendOptions) -> list[str | tuple[st
     return ["CPUExecutionProvider"]
 
 
-def _check_device(path: Path, session: Any, options: BackendOptions) -> None:
+def _check_device(path: Path, session: Any, options: ServerFlags) -> None:
     """Raise StatusError if a GPU is required and ONNX Runtime has silently fallen back to the CPU."""
     if options.wants_cuda and _CUDA not in session.get_providers():
         raise StatusError(

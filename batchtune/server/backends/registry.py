@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.model import LoadedModel
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.status import StatusError
 
 
-def load_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+def load_model(version_directory: Path, options: ServerFlags) -> LoadedModel:
     """Load the model of a version directory with the backend that its files call for.
 
     Raises:

@@ -18,7 +18,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import GRPC_NAMES, StatusError
 from batchtune.wire.tfserving.messages import SignatureDef, SignatureDefMap
@@ -56,7 +57,7 @@ def native_log_lines_dropped() -> Iterator[None]:
                         os.write(2, line)
 
 
-def load_saved_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+def load_saved_model(version_directory: Path, options: ServerFlags) -> LoadedModel:
     """Load a SavedModel with all signatures but those with tensors that cannot be sent (sparse, resources).
 
     Raises:
@@ -70,7 +71,7 @@ def load_saved_model(version_directory: Path, options: BackendOptions) -> Loaded
     try:
         with session.graph.as_default():
             loader = tf.compat.v1.saved_model.loader
-            meta_graph = loader.load(session, list(options.saved_model_tags), str(version_directory))
+            meta_graph = loader.load(session, options.saved_model_tags.split(","), str(version_directory))
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         session.close()
         raise _load_failure(error, version_directory) from error
@@ -139,7 +140,7 @@ def _runner(
     return run
 
 
-def _import_tensorflow(path: Path, options: BackendOptions) -> Any:
+def _import_tensorflow(path: Path, options: ServerFlags) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for what it logs later
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -163,15 +164,17 @@ def _import_tensorflow(path: Path, options: BackendOptions) -> Any:
     return tf
 
 
-def _session_config(v1: Any, options: BackendOptions) -> Any:
+def _session_config(v1: Any, options: ServerFlags) -> Any:
     config = v1.ConfigProto(allow_soft_placement=True)
-    if options.session_config_file:
+    if options.tensorflow_session_config_file:
         from google.protobuf import text_format
 
         try:
-            text_format.Parse(Path(options.session_config_file).read_text(encoding="utf-8"), config)
+            text_format.Parse(
+                Path(options.tensorflow_session_config_file).read_text(encoding="utf-8"), config
+            )
         except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-            message = f"--tensorflow_session_config_file={options.session_config_file}: {error}"
+            message = f"--tensorflow_session_config_file={options.tensorflow_session_config_file}: {error}"
             raise StatusError("INVALID_ARGUMENT", message) from error
     if options.intra_op_threads:
         config.intra_op_parallelism_threads = options.intra_op_threads
@@ -179,8 +182,8 @@ def _session_config(v1: Any, options: BackendOptions) -> Any:
         config.inter_op_parallelism_threads = options.inter_op_threads
     if options.wants_cuda:
         config.gpu_options.visible_device_list = str(options.cuda_index)
-    if options.memory_fraction:
-        config.gpu_options.per_process_gpu_memory_fraction = options.memory_fraction
+    if options.per_process_gpu_memory_fraction:
+        config.gpu_options.per_process_gpu_memory_fraction = options.per_process_gpu_memory_fraction
     else:
         config.gpu_options.allow_growth = True
     return config

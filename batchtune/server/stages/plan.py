@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.emulated import EmulatedDevice, EmulatedServiceTime
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics import Sums
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.input_shapes import InputShape, numpy_dtype
 from batchtune.server.stages.model_code import ModelCode, shape_fault
 from batchtune.server.stages.stages_file import DeclaredStages, LookupStage
@@ -32,7 +33,7 @@ def sub_model(
     opened: ExitStack,
     key: str,
     folder: Path,
-    options: BackendOptions,
+    options: ServerFlags,
     gives: Sequence[TensorSpec],
     kept: Collection[str],
 ) -> Stage:
@@ -184,7 +185,7 @@ class StagePlan:
         *,
         model_name: str,
         use: Sums,
-        options: BackendOptions,
+        options: ServerFlags,
     ) -> None:
         device = model.signatures.get(declared.signature)
         if device is None:
@@ -223,7 +224,7 @@ class StagePlan:
     def _opened_stage(
         self,
         opened: ExitStack,
-        options: BackendOptions,
+        options: ServerFlags,
         key: str,
         reference: str,
         gives: Sequence[TensorSpec],

@@ -19,9 +19,10 @@ from functools import partial
 from typing import Literal
 
 from batchtune.batching.parameters import LENGTH_BUCKETS, Boundaries
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
 from batchtune.server.metrics import Sums
 from batchtune.server.scheduling.batch_queue import SharedBatchScheduler
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.batched import (
     BatchingSession,
     BatchObserver,
@@ -60,7 +61,7 @@ class ModelStages:
         model_name: str,
         stage: BatchingStage,
         use: Sums,
-        options: BackendOptions,
+        options: ServerFlags,
         observer: BatchObserver,
         deliver: Deliver,
     ) -> None:

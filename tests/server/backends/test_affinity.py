@@ -17,8 +17,8 @@ import pytest
 
 from batchtune.batching.parameters import Configuration
 from batchtune.scenario.spec.target import TargetSpec
-from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
+from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cpus
 from batchtune.target.tfserving import TfServingTarget
 from tests.server.server_process import write_emulated
@@ -119,7 +119,7 @@ def test_onnx_runtime_starts_threads_for_its_cpus_unless_told_how_many(
     version = write_onnx(tmp_path) / "1"
     before = set(tasks.iterdir())
     with kept_to(min(schedulable_cpus())):
-        model = load_model(version, BackendOptions(device="cpu", intra_op_threads=asked_count))
+        model = load_model(version, ServerFlags(device="cpu", tensorflow_intra_op_parallelism=asked_count))
     assert len(set(tasks.iterdir()) - before) == started_count
     model.close()
 
@@ -133,11 +133,11 @@ def test_pytorch_has_threads_for_its_cpus_unless_told_how_many(
     version = write_exported(tmp_path) / "1"
     code = f"""
 from pathlib import Path
-from batchtune.server.backends.model import BackendOptions
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.backends.registry import load_model
 intra, inter = {flag_counts}
 for version in (1, 2):
-    load_model(Path({str(version)!r}), BackendOptions(device="cpu", intra_op_threads=intra, inter_op_threads=inter))
+    load_model(Path({str(version)!r}), ServerFlags(device="cpu", tensorflow_intra_op_parallelism=intra, tensorflow_inter_op_parallelism=inter))
 import torch
 print([torch.get_num_threads(), torch.get_num_interop_threads()])
 """

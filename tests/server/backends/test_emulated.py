@@ -18,8 +18,8 @@ from batchtune.server.backends.emulated import (
     load_emulated_model,
     sleep_until,
 )
-from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.registry import load_model
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
@@ -244,15 +244,15 @@ def test_a_fault_in_the_file_is_named_by_file_and_key(tmp_path: Path, text: str,
 
 
 def test_the_file_in_the_directory_decides_the_backend(tmp_path: Path) -> None:
-    assert load_model(version_directory(tmp_path, IO), BackendOptions()).emulated
+    assert load_model(version_directory(tmp_path, IO), ServerFlags()).emulated
     (tmp_path / "emulated.yaml").unlink()
     with pytest.raises(StatusError, match="none of saved_model") as raised:
-        load_model(tmp_path, BackendOptions())
+        load_model(tmp_path, ServerFlags())
     assert raised.value.code == "NOT_FOUND"
 
 
 def test_a_chain_of_before_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").touch()
     with pytest.raises(StatusError, match="chains of models no longer exist") as raised:
-        load_model(tmp_path, BackendOptions(device="cpu"))
+        load_model(tmp_path, ServerFlags(device="cpu"))
     assert raised.value.code == "UNIMPLEMENTED"

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from batchtune.server.backends import onnx as onnx_backend
-from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.model import LoadedModel
 from batchtune.server.backends.registry import load_model
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
-CPU = BackendOptions(device="cpu", intra_op_threads=1)
+CPU = ServerFlags(device="cpu", tensorflow_intra_op_parallelism=1)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -83,7 +84,7 @@ def test_no_gpu_is_an_error_only_when_one_is_asked_for(tmp_path: Path) -> None:
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime can use a GPU")
     with pytest.raises(StatusError, match="CUDAExecutionProvider"):
-        load_model(tmp_path, BackendOptions(device="cuda"))
+        load_model(tmp_path, ServerFlags(device="cuda"))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -146,7 +147,7 @@ def test_a_file_that_is_no_exported_program_is_named(tmp_path: Path, spoil: Call
     torch.export.save(torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),)), path)
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(StatusError, match=r"model\.pt2: ") as refused:
-        load_model(tmp_path, BackendOptions(device="cpu"))
+        load_model(tmp_path, ServerFlags(device="cpu"))
     assert refused.value.code == "INVALID_ARGUMENT"
 
 
@@ -160,7 +161,7 @@ def test_a_program_that_gives_more_than_tensors_is_refused(tmp_path: Path) -> No
 
     torch.export.save(torch.export.export(Partly(), (torch.ones(2, 3),)), tmp_path / "model.pt2")
     with pytest.raises(StatusError, match="output_1 is not a tensor"):
-        load_model(tmp_path, BackendOptions(device="cpu"))
+        load_model(tmp_path, ServerFlags(device="cpu"))
 
 
 def test_a_program_exported_on_the_cpu_moves_with_the_constants_it_makes() -> None:
@@ -214,14 +215,14 @@ def test_onnx_runtime_takes_the_gpu_that_is_asked_for_and_its_failures(
     monkeypatch.setattr(onnx_backend, "_failures", lambda: (RuntimeError,))
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)  # type: ignore[arg-type]
     (tmp_path / "model.onnx").write_bytes(b"")
-    model = load_model(tmp_path, BackendOptions(device="cuda:1"))
+    model = load_model(tmp_path, ServerFlags(device="cuda:1"))
     assert fake.asked == [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]
     with pytest.raises(StatusError, match="out of memory") as raised:
         run(model, x=X)
     assert raised.value.code == "RESOURCE_EXHAUSTED"
-    load_model(tmp_path, BackendOptions(device="cpu"))
+    load_model(tmp_path, ServerFlags(device="cpu"))
     assert fake.asked == ["CPUExecutionProvider"]
     fake.started = ["CPUExecutionProvider"]
-    load_model(tmp_path, BackendOptions(device="auto"))
+    load_model(tmp_path, ServerFlags(device="auto"))
     with pytest.raises(StatusError, match="could not start its CUDAExecutionProvider"):
-        load_model(tmp_path, BackendOptions(device="cuda"))
+        load_model(tmp_path, ServerFlags(device="cuda"))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from batchtune.server.backends import onnx as onnx_backend
-from batchtune.server.backends.model import BackendOptions
 from batchtune.server.backends.onnx import WEIGHT_BYTES_MIN, Weight, cut_weights, read_weights
 from batchtune.server.backends.registry import load_model
+from batchtune.server.server_flags import ServerFlags
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 
@@ -60,7 +60,9 @@ def test_a_table_is_used_where_it_was_read(
     path = save(tmp_path, table)
     proto, _ = cut(path)
     assert len(proto) < 1_000
-    run = load_model(tmp_path, BackendOptions(device="cpu", intra_op_threads=1)).runs["serving_default"]
+    run = load_model(tmp_path, ServerFlags(device="cpu", tensorflow_intra_op_parallelism=1)).runs[
+        "serving_default"
+    ]
     rows = np.array([3, len(table) - 1])
     np.testing.assert_array_equal(run({"x": rows})["y"], table[rows])
     held[0][3] = held[0][4]

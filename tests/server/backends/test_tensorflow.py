@@ -15,9 +15,10 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.emulated import load_emulated_model
-from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.model import LoadedModel
 from batchtune.server.backends.registry import load_model
 from batchtune.server.models.warmup import WARMUP_FILE, warm_up
+from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import PredictionLog, PredictRequest, SignatureDefMap
@@ -25,7 +26,7 @@ from tests.server.server_process import ServerProcess
 from tests.wire.stubs import Stub
 from tests.wire.tensor_protos import tensor_to_proto
 
-CPU = BackendOptions(device="cpu", intra_op_threads=1, inter_op_threads=1)
+CPU = ServerFlags(device="cpu", tensorflow_intra_op_parallelism=1, tensorflow_inter_op_parallelism=1)
 EMULATED = """
 memory: {rows_max: 8}
 inputs: {x: {dtype: float32, shape: [1]}}
@@ -113,7 +114,7 @@ def test_tensorflow_s_own_error_is_passed_on(model: LoadedModel) -> None:
 
 def test_tags_that_the_model_lacks_are_said(directory: Path) -> None:
     with pytest.raises(StatusError, match=r"(?i)tags"):
-        load_model(directory, BackendOptions(device="cpu", saved_model_tags=("serve", "tpu")))
+        load_model(directory, ServerFlags(device="cpu", saved_model_tags="serve,tpu"))
 
 
 def test_variables_cut_short_are_told_in_tensorflow_s_own_words(directory: Path, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_variables_cut_short_are_told_in_tensorflow_s_own_words(directory: Path,
     (data,) = cut.glob("variables/variables.data-*")
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(StatusError, match=rf"{cut}: (?!Graph execution error).*(bytes|truncated|corrupt)"):
-        load_model(cut, BackendOptions(device="cpu"))
+        load_model(cut, ServerFlags(device="cpu"))
 
 
 def test_a_broken_saved_model_is_named(tmp_path: Path) -> None:
@@ -135,19 +136,19 @@ def test_a_broken_saved_model_is_named(tmp_path: Path) -> None:
 def test_a_session_configuration_file_is_read(tmp_path: Path, directory: Path) -> None:
     path = tmp_path / "session.txt"
     path.write_text("inter_op_parallelism_threads: 1")
-    load_model(directory, BackendOptions(device="cpu", session_config_file=str(path))).close()
+    load_model(directory, ServerFlags(device="cpu", tensorflow_session_config_file=str(path))).close()
     path.write_text("threads: 1")
     with pytest.raises(StatusError, match="tensorflow_session_config_file"):
-        load_model(directory, BackendOptions(device="cpu", session_config_file=str(path)))
+        load_model(directory, ServerFlags(device="cpu", tensorflow_session_config_file=str(path)))
 
 
 def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
     (tmp_path / "emulated.yaml").write_text(EMULATED)
     script = (
         "import sys; from pathlib import Path; import batchtune.server.model_server\n"
-        "from batchtune.server.backends.model import BackendOptions\n"
+        "from batchtune.server.server_flags import ServerFlags\n"
         "from batchtune.server.backends.registry import load_model\n"
-        f"load_model(Path({str(tmp_path)!r}), BackendOptions())\n"
+        f"load_model(Path({str(tmp_path)!r}), ServerFlags())\n"
         "heavy = {'tensorflow', 'torch', 'onnxruntime', 'pandas', 'pydantic', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -191,7 +192,7 @@ def test_tensorflow_says_that_it_sees_no_gpu(tmp_path: Path) -> None:
         pytest.skip("this tensorflow can use a GPU")
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(StatusError, match="--device=cuda:1: TensorFlow sees no GPU") as raised:
-        load_model(tmp_path, BackendOptions(device="cuda:1"))
+        load_model(tmp_path, ServerFlags(device="cuda:1"))
     assert raised.value.code == "FAILED_PRECONDITION"
 
 

@@ -20,12 +20,13 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.emulated import load_emulated_model
-from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.model import LoadedModel
 from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch import lanes as torch_lanes
 from batchtune.server.backends.torch.device import CudaDevice, HostDevice
 from batchtune.server.backends.torch.loading import Forward, device_of, served_module
 from batchtune.server.models.warmup import expected_sizes
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.pool import BatchingSettings, SessionPool
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
@@ -695,7 +696,7 @@ def test_weights_are_in_place_before_a_lane_can_read_them(
     exported(tmp_path, mixed=False)
     cuda = FakeCuda()
     monkeypatch.setattr("batchtune.server.backends.torch.loading.device_of", lambda *_: CudaDevice(cuda, 0))
-    load_model(tmp_path, BackendOptions(device="cuda"))
+    load_model(tmp_path, ServerFlags(device="cuda"))
     loading = next(one[1] for one in cuda.log if one[0] == "stream")
     at = cuda.log.index(("event on", loading))
     assert cuda.log[at + 1] == ("event wait",)
@@ -706,7 +707,7 @@ def test_weights_are_in_place_before_a_lane_can_read_them(
     ("wanted", "said"), [("cuda:2", "PyTorch sees 2 GPU"), ("cuda:1", ""), ("cuda", ""), ("auto", "")]
 )
 def test_the_device_flag_names_a_gpu(wanted: str, said: str) -> None:
-    options = BackendOptions(device=wanted)
+    options = ServerFlags(device=wanted)
     if said:
         with pytest.raises(StatusError, match=said):
             device_of(FakeCuda(), options)
@@ -716,7 +717,7 @@ def test_the_device_flag_names_a_gpu(wanted: str, said: str) -> None:
 
 def test_the_share_of_memory_asked_for_is_the_limit() -> None:
     cuda = FakeCuda()
-    device_of(cuda, BackendOptions(device="cuda:1", memory_fraction=0.5))
+    device_of(cuda, ServerFlags(device="cuda:1", per_process_gpu_memory_fraction=0.5))
     assert cuda.log == [("memory", 0.5, 1)]
 
 
@@ -725,9 +726,9 @@ def test_a_gpu_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
         pytest.skip("there is one")
     (tmp_path / "model.pt").write_bytes(b"")
     with pytest.raises(StatusError, match="PyTorch sees no GPU") as raised:
-        load_model(tmp_path, BackendOptions(device="cuda"))
+        load_model(tmp_path, ServerFlags(device="cuda"))
     assert raised.value.code == "FAILED_PRECONDITION"
-    assert isinstance(device_of(torch, BackendOptions(device="auto")), HostDevice)
+    assert isinstance(device_of(torch, ServerFlags(device="auto")), HostDevice)
 
 
 # -- precision --
@@ -766,7 +767,7 @@ def test_a_model_computes_in_the_precision_asked_for_and_keeps_its_signature(
     module = exported(tmp_path, mixed=mixed)
     x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     expected = module(torch.tensor(x)).detach().numpy()
-    model = load_model(tmp_path, BackendOptions(device="cpu", torch_dtype=dtype))
+    model = load_model(tmp_path, ServerFlags(device="cpu", torch_dtype=dtype))
     answer = model.runs["serving_default"]({"x": x})["output_0"]
     assert answer.dtype == np.float32
     np.testing.assert_allclose(answer, expected, atol=1e-6 if dtype == "float32" else 2e-2)
@@ -786,7 +787,7 @@ def test_gpu_graphs_padding_and_threads_give_the_models_answer(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], dtype: str
 ) -> None:
     module = exported(tmp_path, mixed=False)
-    model = load_model(tmp_path, BackendOptions(device="cuda:0", torch_dtype=dtype))
+    model = load_model(tmp_path, ServerFlags(device="cuda:0", torch_dtype=dtype))
     model.prepare((1, 2, 4, 8), 3)
     assert "no CUDA graph" not in capfd.readouterr().err
     batches = [
@@ -860,7 +861,7 @@ def test_gpu_parameters_of_three_models_change_under_traffic(tmp_path: Path) -> 
         directory = tmp_path / str(number)
         directory.mkdir()
         modules.append(exported(directory, mixed=False))
-        models.append(load_model(directory, BackendOptions(device="cuda:0", torch_dtype=dtype)))
+        models.append(load_model(directory, ServerFlags(device="cuda:0", torch_dtype=dtype)))
     stop, faults, answered = threading.Event(), [], Counter[int]()
 
     def ask(client: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.model import LoadedModel
 from batchtune.server.backends.registry import load_model
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
@@ -41,7 +41,7 @@ QUICK = ServerFlags(
 )
 LOOK_ONCE = ServerFlags(file_system_poll_wait_seconds=0, max_num_load_retries=0)
 Make = Callable[..., ModelRepository]
-Load = Callable[[Path, BackendOptions], LoadedModel]
+Load = Callable[[Path, ServerFlags], LoadedModel]
 
 
 def add_version(base_path: Path, version: int, text: str = EMULATED) -> None:
@@ -68,7 +68,7 @@ def make() -> Iterator[Make]:
         )
 
         def open_servable(name: str, version: int, directory: Path) -> Servable:
-            model = (load or load_model)(directory, BackendOptions())
+            model = (load or load_model)(directory, ServerFlags())
             servable = Servable(name=name, version=version, model=model, metrics=metrics)
             control.attach(servable)
             return servable
@@ -175,7 +175,7 @@ def test_a_version_that_cannot_be_loaded_does_not_replace_one_that_answers(
 def test_a_framework_that_fails_in_its_own_words_holds_up_nothing(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(_directory: Path, _options: BackendOptions) -> LoadedModel:
+    def load(_directory: Path, _options: ServerFlags) -> LoadedModel:
         raise ZeroDivisionError("in C++")
 
     add_version(tmp_path / "m", 1)
@@ -247,7 +247,7 @@ def test_a_base_path_without_versions_is_waited_for(
 def test_a_version_that_waits_for_a_load_thread_is_seen(tmp_path: Path, make: Make) -> None:
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         loading.set()
         assert go_on.wait(10)
         return load_model(directory, options)
@@ -267,7 +267,7 @@ def test_a_retry_under_way_is_not_given_up(tmp_path: Path, make: Make) -> None:
     attempts: dict[str, int] = {}
     first_available = threading.Event()
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         name = directory.parent.name
         attempts[name] = attempts.get(name, 0) + 1
         if attempts[name] == 1:
@@ -289,7 +289,7 @@ def test_a_retry_under_way_is_not_given_up(tmp_path: Path, make: Make) -> None:
 
 
 def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path: Path, make: Make) -> None:
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         if directory.parent.name == "a":
             raise SystemExit(3)
         return load_model(directory, options)
@@ -319,7 +319,7 @@ def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> 
     """Beside it other models' versions are loaded and unloaded, and other configurations come into force."""
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         if directory.parts[-2:] == ("a", "2"):
             loading.set()
             assert go_on.wait(30)
@@ -351,7 +351,7 @@ def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(
 ) -> None:
     failed, go_on = threading.Event(), threading.Event()
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         if directory.name == "2":
             failed.set()
             raise StatusError("UNAVAILABLE", "the storage is late")
@@ -376,7 +376,7 @@ def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path,
     """Its run hangs, say. No third version of the model is loaded beside it and its successor."""
     go_on = threading.Event()
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         model = load_model(directory, options)
         slow = directory.parts[-2:] == ("a", "1")
         return replace(model, close=lambda: bool(go_on.wait(30))) if slow else model
@@ -400,7 +400,7 @@ def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path,
 def test_who_waits_for_a_load_is_told_when_the_server_stops(tmp_path: Path, make: Make) -> None:
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         loading.set()
         assert go_on.wait(30)
         return load_model(directory, options)
@@ -422,7 +422,7 @@ def test_a_version_that_cannot_be_closed_holds_up_no_other(tmp_path: Path, make:
     def close() -> None:
         raise OSError("in C++")
 
-    def load(directory: Path, options: BackendOptions) -> LoadedModel:
+    def load(directory: Path, options: ServerFlags) -> LoadedModel:
         model = load_model(directory, options)
         return replace(model, close=close) if directory.name == "1" else model
 

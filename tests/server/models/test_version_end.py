@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
+from batchtune.server.backends.model import LoadedModel, Tensors
 from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch.device import HostDevice
 from batchtune.server.backends.torch.lanes import Lanes
@@ -23,6 +23,7 @@ from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.input_shapes import InputShape
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.sessions.unbatched import RequestThreads, UnbatchedSession
@@ -371,7 +372,7 @@ def save_torch(directory: Path) -> None:
 
 async def come_and_go(server: Server, directory: Path) -> list[weakref.ref[Any]]:
     """Load a version, ask it, end it; its runs."""
-    model = load_model(directory, BackendOptions(device="cpu"))
+    model = load_model(directory, ServerFlags(device="cpu"))
     (name, signature), *_ = model.signatures.items()
     kept: list[weakref.ref[Any]] = [weakref.ref(run) for run in model.runs.values()]
     servable = Servable(name="m", version=1, model=model, metrics=server.metrics)

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Tensors
+from batchtune.server.backends.model import LoadedModel, Tensors
 from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.batched import Queued
 from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind
 from batchtune.server.stages.stages import BatchingStage, ModelStages
@@ -120,7 +121,7 @@ class StagedServer:
             model_name="m",
             stage=stage,
             use=self.metrics.stages,
-            options=BackendOptions(),
+            options=ServerFlags(),
             observer=self.metrics,
             deliver=self.deliver,
         )

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchtune.server.backends.model import BackendOptions, LoadedModel, Runner, Tensors
+from batchtune.server.backends.model import LoadedModel, Runner, Tensors
 from batchtune.server.backends.registry import load_model
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.unbatched import RequestThreads
 from batchtune.server.stages.stages import BatchingStage, check_allowed
 from batchtune.wire.signature import TensorSpec
@@ -300,7 +301,7 @@ def test_the_model_of_a_stage_is_closed_after_the_last_queued_request(
     (tmp_path / "names" / "emulated.yaml").write_text(
         "inputs: {y: {shape: [1]}}\noutputs: {label: {dtype: string}}\n"
     )
-    model = load_model(tmp_path / "names", BackendOptions())
+    model = load_model(tmp_path / "names", ServerFlags())
     model = replace(model, runs=dict.fromkeys(model.runs, run), close=closed.set)
     monkeypatch.setattr("batchtune.server.stages.plan.load_model", lambda *_: model)
     stages = """
@@ -593,7 +594,7 @@ def test_code_that_does_not_run_is_refused_at_load_with_its_line(
 def load_model_of_counts(folder: Path, run: Runner) -> LoadedModel:
     (folder / "letters").mkdir()
     (folder / "letters" / "emulated.yaml").write_text(COUNTS)
-    model = load_model(folder / "letters", BackendOptions())
+    model = load_model(folder / "letters", ServerFlags())
     return replace(model, runs=dict.fromkeys(model.runs, run))
 
 

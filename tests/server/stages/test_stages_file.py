@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.server.backends.model import BackendOptions, LoadedModel
+from batchtune.server.backends.model import LoadedModel
 from batchtune.server.metrics import Metrics
+from batchtune.server.server_flags import ServerFlags
 from batchtune.server.stages.plan import StagePlan
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.wire.signature import Signature
@@ -141,5 +142,5 @@ def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str
     model = LoadedModel(signatures={"serving_default": signature}, runs={})
     declared = declared_in(write_stages(tmp_path, stages))
     with pytest.raises(StatusError) as raised:
-        StagePlan(declared, model, model_name="m", use=Metrics().stages, options=BackendOptions())
+        StagePlan(declared, model, model_name="m", use=Metrics().stages, options=ServerFlags())
     assert raised.value.message.startswith(f"{tmp_path / 'stages.yaml'}:{message}")

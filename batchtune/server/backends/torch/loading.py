@@ -24,7 +24,6 @@ from zipfile import BadZipFile
 from batchtune.server.backends.declared_file import FaultError, check_keys, read_declared, tensor_specs
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
-    BackendOptions,
     LoadedModel,
     Tensors,
     out_of_memory,
@@ -33,6 +32,7 @@ from batchtune.server.backends.model import (
 from batchtune.server.backends.torch.device import CudaDevice, HostDevice, TorchDevice, first_line
 from batchtune.server.backends.torch.lanes import Lanes
 from batchtune.server.log import note
+from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cores
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
@@ -130,7 +130,7 @@ def _fault(torch: Any, forward: Forward, device: TorchDevice, inputs: Specs) -> 
     return None
 
 
-def load_torch_model(version_directory: Path, options: BackendOptions) -> LoadedModel:
+def load_torch_model(version_directory: Path, options: ServerFlags) -> LoadedModel:
     """Load `model.pt2`, or without it `model.pt`, as signature serving_default.
 
     Raises:
@@ -173,7 +173,7 @@ def load_torch_model(version_directory: Path, options: BackendOptions) -> Loaded
     return served_module(torch, forward, device, inputs=inputs, outputs=outputs)
 
 
-def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
+def _set_thread_counts(torch: Any, options: ServerFlags) -> None:
     """Set PyTorch's thread counts; its default of threads over operations ignores the CPU affinity."""
     if options.intra_op_threads:
         torch.set_num_threads(options.intra_op_threads)
@@ -183,7 +183,7 @@ def _set_thread_counts(torch: Any, options: BackendOptions) -> None:
             torch.set_num_interop_threads(inter_op_threads)
 
 
-def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
+def device_of(torch: Any, options: ServerFlags) -> TorchDevice:
     """Return the device that `--device` names: auto, cpu, cuda or cuda:N.
 
     Raises:
@@ -198,8 +198,10 @@ def device_of(torch: Any, options: BackendOptions) -> TorchDevice:
             "FAILED_PRECONDITION",
             f"--device={options.device}: PyTorch sees {device_count or 'no'} GPU{built}",
         )
-    if options.memory_fraction:
-        torch.cuda.set_per_process_memory_fraction(options.memory_fraction, options.cuda_index)
+    if options.per_process_gpu_memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(
+            options.per_process_gpu_memory_fraction, options.cuda_index
+        )
     return CudaDevice(torch, options.cuda_index)
 
 
@@ -266,7 +268,7 @@ class _ModuleRun:
 
 
 def _module_loader(
-    torch: Any, path: Path, program: Any, device_name: Any, options: BackendOptions
+    torch: Any, path: Path, program: Any, device_name: Any, options: ServerFlags
 ) -> Callable[[], Any]:
     """Return a function that makes a module: first of `program`, then of the file, read again.
 

@@ -86,3 +86,7 @@ class ServerGoneError(TargetError):
 class WrongAnswerError(TargetError):
     """The server answers a lone request with an error, a redirect, no JSON or no end: the address, body or app is
     wrong."""
+
+
+NO_ANSWER = (TargetError, MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
+"""Errors that say why there is no recommendation or no verdict, the most serious first."""

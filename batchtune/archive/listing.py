@@ -20,14 +20,7 @@ from batchtune.archive.run import (
     RUN_NAME,
     Run,
 )
-from batchtune.errors import (
-    ArchiveError,
-    BatchtuneError,
-    InconclusiveError,
-    MeasurementInvalidError,
-    NoFeasibleConfigurationError,
-    TargetError,
-)
+from batchtune.errors import NO_ANSWER, ArchiveError, BatchtuneError
 from batchtune.plain_values import fields_to_plain
 from batchtune.tune.compare.result import ARMS
 from batchtune.tune.trials.trial import parts_of
@@ -155,7 +148,7 @@ def _outcome(run: Run, kind: Kind) -> tuple[str, str | None]:
         return "no recommendation", None
     try:
         chosen = run.recommendation()
-    except (InconclusiveError, MeasurementInvalidError, NoFeasibleConfigurationError, TargetError):
+    except NO_ANSWER:
         return "no recommendation", None
     return "established" if chosen.established else "open", chosen.configuration.label()
 

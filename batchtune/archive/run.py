@@ -56,6 +56,15 @@ def write_whole(path: Path, data: bytes) -> None:
         raise ArchiveError(f"cannot write {path}: {error.strerror}") from error
 
 
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write values that JSON takes as a file, as `write_whole` does.
+
+    Raises:
+        ArchiveError: the file cannot be written.
+    """
+    write_whole(path, (json.dumps(document, allow_nan=False, indent=2) + "\n").encode())
+
+
 def json_object(path: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object, and return it as a dict.
 
@@ -120,23 +129,6 @@ def append_trial(path: Path, trial: Trial) -> None:
         ledger.write(line)
         ledger.flush()
         os.fsync(ledger.fileno())
-
-
-def append_duet(path: Path, block: int, cpu_s: tuple[float, float]) -> None:
-    """Append a line to `path`: the server's CPU seconds per request in one block of a check.
-
-    `cpu_s`: (baseline, candidate), in seconds, measured while the load went from one server to the other in short
-    turns.
-
-    Raises:
-        ArchiveError: the file cannot be written.
-    """
-    line = json.dumps({"block": block, "before_cpu_s": cpu_s[0], "after_cpu_s": cpu_s[1]}) + "\n"
-    try:
-        with path.open("a", encoding="utf-8") as duets:
-            duets.write(line)
-    except OSError as error:
-        raise ArchiveError(f"block {block} cannot be saved: cannot write {path}: {error.strerror}") from error
 
 
 def read_trials(path: Path) -> tuple[list[Trial], tuple[str, ...]]:
@@ -276,12 +268,21 @@ class Run:
             ) from error
 
     def keep_duet(self, block: int, cpu_s: tuple[float, float]) -> None:
-        """Save the server's CPU seconds per request, (baseline, candidate), of one block of a check.
+        """Save the server's CPU seconds per request, (baseline, candidate), of one block of a check, measured while the
+        load went from one server to the other in short turns.
 
         Raises:
             ArchiveError: the file cannot be written.
         """
-        append_duet(self.path / DUETS, block, cpu_s)
+        path = self.path / DUETS
+        line = json.dumps({"block": block, "before_cpu_s": cpu_s[0], "after_cpu_s": cpu_s[1]}) + "\n"
+        try:
+            with path.open("a", encoding="utf-8") as duets:
+                duets.write(line)
+        except OSError as error:
+            raise ArchiveError(
+                f"block {block} cannot be saved: cannot write {path}: {error.strerror}"
+            ) from error
 
     def ledger(self) -> list[Trial]:
         """Read every finished trial, in order; `Run.trials` returns them as a table.
@@ -355,8 +356,7 @@ class Run:
         Raises:
             ArchiveError: the file cannot be written.
         """
-        document = json.dumps(summary.to_dict(), allow_nan=False, indent=2) + "\n"
-        write_whole(self.path / SEARCH, document.encode())
+        write_json(self.path / SEARCH, summary.to_dict())
 
     def search(self) -> SearchSummary | None:
         """Read the summary of how the sweep searched; None for a run that was killed before its end, or that
@@ -381,8 +381,7 @@ class Run:
         Raises:
             ArchiveError: the file cannot be written.
         """
-        document = json.dumps(comparison, allow_nan=False, indent=2) + "\n"
-        write_whole(self.path / COMPARISON, document.encode())
+        write_json(self.path / COMPARISON, comparison)
 
     def write_recommendation(
         self, recommendation: Recommendation, document: Mapping[str, Any] | None = None
@@ -398,8 +397,7 @@ class Run:
                 corrupt.
         """
         files = self.server_files(recommendation)
-        text = json.dumps(document or recommendation.to_dict(), allow_nan=False, indent=2) + "\n"
-        write_whole(self.path / RECOMMENDATION, text.encode())
+        write_json(self.path / RECOMMENDATION, document or recommendation.to_dict())
         self._remove(path for path in self._files_for_servers() if path not in files)
         write_server_files(files)
 
@@ -595,11 +593,11 @@ def write_original(folder: Path, original: OriginalModel) -> OriginalModel:
         ArchiveError: a file cannot be written.
     """
     original = replace(original, run=original.run or str(folder.resolve()))
-    document = json.dumps(to_plain(original), allow_nan=False, indent=2) + "\n"
-    write_whole(folder / MODEL_CONFIG, document.encode())
+    document = to_plain(original)
+    write_json(folder / MODEL_CONFIG, document)
     first = Path(original.run) / MODEL_CONFIG
     if original.restored and first.is_file():
-        write_whole(first, document.encode())
+        write_json(first, document)
     return original
 
 

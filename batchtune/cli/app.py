@@ -16,10 +16,8 @@ from typing import Annotated, Any, Final, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
-from batchtune.cli.answering import reading
 from batchtune.cli.arguments.options import examples
-from batchtune.cli.measuring import measuring
-from batchtune.cli.preparing import preparing
+from batchtune.cli.command_line import commands
 from batchtune.errors import BatchtuneError, UsageError
 from batchtune.system import hear_interrupts
 
@@ -76,8 +74,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for commands in (preparing, measuring, reading):
-    app.add_typer(commands)
+app.add_typer(commands)
 
 
 @app.callback(invoke_without_command=True)

@@ -25,12 +25,11 @@ from batchtune.archive.run import (
 from batchtune.batching.triton_config import FoundBatching
 from batchtune.errors import (
     INTERRUPTED,
+    NO_ANSWER,
     ArchiveError,
     BatchingParametersError,
     BatchtuneError,
-    InconclusiveError,
     MeasurementInvalidError,
-    NoFeasibleConfigurationError,
     TargetError,
     UsageError,
     WrongAnswerError,
@@ -334,8 +333,7 @@ def client_limit(scenario: Scenario, fleets: Mapping[str, AnyFleet]) -> Callable
 def gravest(codes: Collection[int]) -> int:
     """Return the most serious of several exit codes: of a failed server, an invalid measurement, a missed SLO, no
     verdict, in this order; 0 where none of these is among them."""
-    errors = (TargetError, MeasurementInvalidError, NoFeasibleConfigurationError, InconclusiveError)
-    return next((error.exit_code for error in errors if error.exit_code in codes), 0)
+    return next((error.exit_code for error in NO_ANSWER if error.exit_code in codes), 0)
 
 
 def keep_account(run: Run, summary: SearchSummary) -> None:

@@ -77,7 +77,7 @@ def serve(pipe: Connection, cpus: Sequence[int] | None) -> None:
     """Listen on two free ports of 127.0.0.1, send their numbers through the pipe as `(rest, grpc)`, and serve until the
     pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if cpus is not None and hasattr(os, "sched_setaffinity"):
+    if cpus is not None:
         os.sched_setaffinity(0, cpus)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(pipe))

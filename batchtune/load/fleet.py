@@ -174,11 +174,50 @@ class LoadFleet:
             TargetError, UsageError: an endpoint cannot be used at all (name, TLS files, port).
         """
         self._start_workers()
-        try:
-            return self._run(parts, start_ns, stops, overdue_after_s, on_progress, should_stop)
-        except BaseException:
-            self.close()
-            raise
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close)
+            parts_each = len(parts) // self.processes
+            shares = [parts[first : first + parts_each] for first in range(0, len(parts), parts_each)]
+            tables = [
+                self._hand_out(worker, share) for worker, share in zip(self._workers, shares, strict=True)
+            ]
+            self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
+            begun_ns = start_ns()
+            self._tell("stop" if stops else begun_ns)
+            late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
+            is_stream = parts[0].gaps_max > 0
+            live_tables = [
+                LiveTable(columns, overdue_after_s=late_s, first_tokens=is_stream)
+                for of_worker in tables
+                for columns in of_worker
+            ]
+            give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
+            stopping = False
+            done: dict[int, load_process.Reports] = {}
+            next_look = 0.0
+            while len(done) < self.processes:
+                done |= self._heard(tuple, LIVE_INTERVAL_S)
+                if time.monotonic() < next_look:
+                    continue
+                next_look = time.monotonic() + LIVE_INTERVAL_S
+                live = live_of(live_tables, begun_ns)
+                if on_progress is not None:
+                    on_progress(live)
+                if not stopping and (stops or (should_stop is not None and should_stop(live))):
+                    stopping = True
+                    self._tell("stop")
+                if time.monotonic() > give_up:
+                    raise MeasurementInvalidError(
+                        "a load worker does not report back", hint="please report this"
+                    )
+            issued = sum(report.issued for reports in done.values() for report in reports)
+            one_in = kept_one_in(issued, self._kept_max)
+            samples = [
+                _of_worker(of_worker, done[worker.number], share, begun_ns, one_in)
+                for of_worker, worker, share in zip(tables, self._workers, shares, strict=True)
+            ]
+            on_error.pop_all()
+        return samples
 
     def close(self) -> None:
         """End the workers; those that do not end by themselves are killed."""
@@ -233,52 +272,6 @@ class LoadFleet:
         """Number of CPU cores that the workers can keep busy: one each, at most as many as they are kept to. The
         machine's own number of cores is not looked at."""
         return self.processes if self._cpus is None else min(self.processes, len(set(self._cpus)))
-
-    def _run(
-        self,
-        parts: Sequence[WorkerJob],
-        ask_start_ns: Callable[[], int],
-        stops: Sequence[int],
-        overdue_after_s: float | None,
-        on_progress: OnProgress | None,
-        should_stop: ShouldStop | None,
-    ) -> list[Samples]:
-        parts_each = len(parts) // self.processes
-        shares = [parts[first : first + parts_each] for first in range(0, len(parts), parts_each)]
-        tables = [self._hand_out(worker, share) for worker, share in zip(self._workers, shares, strict=True)]
-        self._await_ready(time.monotonic() + parts[0].timeout_s + GRACE_S)
-        start_ns = ask_start_ns()
-        self._tell("stop" if stops else start_ns)
-        late_s = parts[0].timeout_s if overdue_after_s is None else overdue_after_s
-        is_stream = parts[0].gaps_max > 0
-        live_tables = [
-            LiveTable(columns, overdue_after_s=late_s, first_tokens=is_stream)
-            for of_worker in tables
-            for columns in of_worker
-        ]
-        give_up = time.monotonic() + parts[0].arrivals.duration_s + parts[0].drain_s + GRACE_S
-        stopping = False
-        done: dict[int, load_process.Reports] = {}
-        next_look = 0.0
-        while len(done) < self.processes:
-            done |= self._heard(tuple, LIVE_INTERVAL_S)
-            if time.monotonic() < next_look:
-                continue
-            next_look = time.monotonic() + LIVE_INTERVAL_S
-            live = live_of(live_tables, start_ns)
-            if on_progress is not None:
-                on_progress(live)
-            if not stopping and (stops or (should_stop is not None and should_stop(live))):
-                stopping = True
-                self._tell("stop")
-            if time.monotonic() > give_up:
-                raise MeasurementInvalidError("a load worker does not report back", hint="please report this")
-        issued = sum(report.issued for reports in done.values() for report in reports)
-        one_in = kept_one_in(issued, self._kept_max)
-        return [
-            _of_worker(of_worker, done[worker.number], share, start_ns, one_in)
-            for of_worker, worker, share in zip(tables, self._workers, shares, strict=True)
-        ]
 
     def _hand_out(self, worker: _Worker, share: Sequence[WorkerJob]) -> list[Columns]:
         descriptors = [new_memory(part.capacity, part.gaps_max) for part in share]

@@ -13,8 +13,6 @@ import math
 import mmap
 import os
 import re
-import sys
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -538,11 +536,7 @@ def size_bytes(capacity: int, gaps_max: int = 0) -> int:
 
 def new_memory(capacity: int, gaps_max: int = 0) -> int:
     """Create zeroed memory for `Columns` and return its file descriptor; the caller closes it."""
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("batchtune-samples")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = os.memfd_create("batchtune-samples")
     os.ftruncate(descriptor, size_bytes(capacity, gaps_max))
     return descriptor
 

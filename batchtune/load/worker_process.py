@@ -13,7 +13,6 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -70,7 +69,7 @@ def main(pipe: Connection, cpus: Sequence[int] | None, last_words_file: str) -> 
     words = os.open(last_words_file, os.O_WRONLY | os.O_APPEND)
     os.dup2(words, 2)
     os.close(words)
-    if cpus is not None and hasattr(os, "sched_setaffinity"):
+    if cpus is not None:
         os.sched_setaffinity(0, cpus)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         while True:
@@ -288,7 +287,7 @@ class Driver:
         self._client.cancel(pending[ended & was_sent].tolist())
 
     def _report(self, wall_s: float, cpu_s: float) -> WorkerReport:
-        notes = list(self._pacer.notes)
+        notes: list[str] = []
         issued = self._source.issued
         arrivals = self._job.arrivals
         if isinstance(arrivals, ClosedLoop) and issued == self._job.capacity != arrivals.requests_max:
@@ -308,11 +307,8 @@ class Driver:
 
 # Waking the event loop at the nanosecond at which a request is due.
 #
-# On Linux by a timerfd on CLOCK_MONOTONIC: the kernel's high-resolution timer, absolute, free of timer slack. Loops'
-# own timers round: asyncio's to the clock resolution of its selector (1 ms), uvloop's to whole milliseconds.
-# Elsewhere the loop's timer is used, up to 1 ms late; `COARSE_NOTE` says so.
-
-COARSE_NOTE: Final = "pacing is up to 1 ms coarse: this platform has no timerfd"
+# By a timerfd on CLOCK_MONOTONIC: Linux's high-resolution timer, absolute, free of slack. Loops' own timers round:
+# asyncio's to the clock resolution of its selector (1 ms), uvloop's to whole milliseconds.
 
 
 class Pacer:
@@ -324,41 +320,7 @@ class Pacer:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_wake: Callable[[], None]) -> None:
         self._loop = loop
         self._on_wake = on_wake
-        self._timer: asyncio.TimerHandle | None = None
-        self._descriptor = -1
         self._armed = False
-        self._closed = False
-        self.notes: tuple[str, ...] = ()
-        if sys.platform == "linux" and ctypes.sizeof(ctypes.c_long) == 8:
-            self._open_timerfd()
-        else:
-            self.notes = (COARSE_NOTE,)
-
-    def wake_at(self, when_ns: int) -> None:
-        """Wake at `when_ns` (CLOCK_MONOTONIC); never after `close`."""
-        if self._closed:
-            return
-        if self._descriptor < 0:
-            self._wake_by_loop_timer(when_ns)
-            return
-        self._armed = True
-        spec = self._spec
-        spec[2], spec[3] = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
-        timer_abstime = 1
-        if self._settime(self._descriptor, timer_abstime, self._spec_pointer, None) != 0:
-            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
-
-    def close(self) -> None:
-        """Wake no more, and free the timer."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._descriptor >= 0:
-            self._loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _open_timerfd(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._settime = libc.timerfd_settime
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -371,6 +333,24 @@ class Pacer:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
         self._loop.add_reader(self._descriptor, self._timer_fired)
 
+    def wake_at(self, when_ns: int) -> None:
+        """Wake at `when_ns` (CLOCK_MONOTONIC); never after `close`."""
+        if self._descriptor < 0:
+            return
+        self._armed = True
+        spec = self._spec
+        spec[2], spec[3] = divmod(when_ns if when_ns > 0 else 1, 1_000_000_000)
+        timer_abstime = 1
+        if self._settime(self._descriptor, timer_abstime, self._spec_pointer, None) != 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+
+    def close(self) -> None:
+        """Wake no more, and free the timer."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
     def _timer_fired(self) -> None:
         # Readable until read or set again; on_wake usually sets it again, which saves the read.
         self._armed = False
@@ -378,9 +358,3 @@ class Pacer:
         if not self._armed and self._descriptor >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._descriptor, 8)
-
-    def _wake_by_loop_timer(self, when_ns: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(0, when_ns - _monotonic_ns()) / 1e9
-        self._timer = self._loop.call_later(delay_s, self._on_wake)

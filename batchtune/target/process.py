@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -562,10 +561,9 @@ def process_cpu_s(process: psutil.Process) -> float:
     Raises:
         psutil.Error: the process has ended.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # gone, or of another PID namespace
-            cpuclock_sched = 2  # what the scheduler gave it (linux/posix-timers.h)
-            return time.clock_gettime((~process.pid << 3) | cpuclock_sched)
+    with contextlib.suppress(OSError):  # gone, or of another PID namespace
+        cpuclock_sched = 2  # what the scheduler gave it (linux/posix-timers.h)
+        return time.clock_gettime((~process.pid << 3) | cpuclock_sched)
     used = process.cpu_times()
     return float(used.user + used.system)
 

@@ -68,7 +68,6 @@ class TritonTarget:
         require_cpus("target.cpus", spec.cpus)
         self._spec = spec
         self._on_event = on_event
-        self._launched = None if spec.attached else LaunchedTriton(spec)
         self._endpoint = running_endpoint(spec, served_name(spec.model)) if spec.attached else None
         where = (self.endpoint.rest_url, self.endpoint.model_name) if spec.attached else ("", spec.model)
         # Of a launched server it is never held.
@@ -78,6 +77,11 @@ class TritonTarget:
         self.in_force: Configuration | None = None
         self._batches = 0.0
         self._flags: Mapping[str, str] = {}
+        self._scratch = ScratchFolder()
+        self._log = ServerLog(self._scratch.path / "server.log")
+        self._process: ServerProcess | None = None  # of an attached server
+        if not spec.attached:  # Triton ends its Python models politely: it takes some five seconds
+            self._process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=10.0)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -87,7 +91,7 @@ class TritonTarget:
     @property
     def pid(self) -> int | None:
         """Process id of a launched server; None: none runs."""
-        return None if self._launched is None else self._launched.process.pid
+        return None if self._process is None else self._process.pid
 
     def start(self, *, before_load: Keep | None = None) -> FoundBatching:
         """Launch the server or connect to it. Return how the model batched, by its configuration, before the first
@@ -100,9 +104,10 @@ class TritonTarget:
             TargetError: nobody answers, no such model, the server did not start, or another process changes it now.
             UsageError: the model cannot be batched, or has no version directory.
         """
-        if self._launched is not None and not self._launched.process.running:
-            self._endpoint = self._launched.start(self._flags)
-        if self._launched is None and not self._claim.held:
+        if self._process is not None and not self._process.running:
+            self._endpoint = launch(self._process, self._spec, self._flags)
+            self._log.copy()
+        if self._process is None and not self._claim.held:
             self._claim.hold(self._judged)
             self._changed = self._claim.original is not None
         original = self._claim.original
@@ -147,9 +152,9 @@ class TritonTarget:
                 return.
             ValueError: `keep_original` was not called for an attached server.
         """
-        if self._launched is None and self._claim.keep is None:
+        if self._process is None and self._claim.keep is None:
             raise ValueError("keep_original must run before an attached server is changed")
-        if self._launched is None:
+        if self._process is None:
             require_there(self.endpoint, self._on_event)
         if configuration == self.in_force and self._still_in_force(configuration):
             return
@@ -157,11 +162,11 @@ class TritonTarget:
         self.in_force = None
         wanted = with_batching(self._found().config, configuration)
         try:
-            self._load(wanted if self._launched is not None else marked(wanted))
+            self._load(wanted if self._process is not None else marked(wanted))
             now = self._repository().config()
         except TargetError as error:
-            if self._launched is not None:
-                self._launched.process.raise_if_dead(within_s=DYING_S)
+            if self._process is not None:
+                self._process.raise_if_dead(within_s=DYING_S)
             raise TargetError(f"{configuration.label()}: {error.message}", hint=error.hint) from error
         other = _other_batching(now, wanted)
         if other:
@@ -177,21 +182,21 @@ class TritonTarget:
             TargetError: the server died or does not answer, or somebody else loaded the model.
         """
         try:
-            if self._launched is not None:
-                self._launched.process.raise_if_dead()
+            if self._process is not None:
+                self._process.raise_if_dead()
             counters = read_kserve_counters(self.endpoint)
         except TargetError:
             self.in_force = None
-            if self._launched is not None:
-                self._launched.process.raise_if_dead(within_s=DYING_S)
+            if self._process is not None:
+                self._process.raise_if_dead(within_s=DYING_S)
             raise
         self._require_going_on(counters)
-        return counters if self._launched is None else self._launched.process.with_usage(counters)
+        return counters if self._process is None else self._process.with_usage(counters)
 
     def cpu_clock(self) -> Callable[[], float] | None:
         """Return a function that reads the CPU seconds so far of the server and its present descendants; None: the
         server is attached, does not run, or runs in a container."""
-        return None if self._launched is None else self._launched.process.cpu_clock()
+        return None if self._process is None else self._process.cpu_clock()
 
     def signature(self, name: str) -> Signature:
         """Read the model's inputs and outputs as a signature called `name`; raises TargetError where there are none."""
@@ -199,19 +204,17 @@ class TritonTarget:
 
     def alive(self) -> bool:
         """Whether a launched server runs; for an attached server, whether it does not refuse connections."""
-        return not refuses(self.endpoint) if self._launched is None else self._launched.process.running
+        return not refuses(self.endpoint) if self._process is None else self._process.running
 
     def keep_log(self, path: Path) -> None:
         """From now on also copy a launched server's output to `path`, bounded in size."""
-        if self._launched is not None:
-            self._launched.keep_log(path)
+        if self._process is not None:
+            self._log.keep_in(path)
 
     def log_tail(self) -> str:
         """Return the last lines of a launched server's log, indented by two spaces; for an attached server a line that
         says who has it."""
-        return (
-            "  (its log is with its owner)" if self._launched is None else self._launched.process.log_tail()
-        )
+        return "  (its log is with its owner)" if self._process is None else self._process.log_tail()
 
     def restore(self) -> None:
         """Put back, once, the configuration that an attached server had before; does nothing where it was not changed.
@@ -219,7 +222,7 @@ class TritonTarget:
         Raises:
             TargetError: the server is gone, or does not take it.
         """
-        if self._launched is not None or not self._changed or self._is_lost:
+        if self._process is not None or not self._changed or self._is_lost:
             return
         original = self._found()
         try:
@@ -233,9 +236,10 @@ class TritonTarget:
 
     def stop(self) -> None:
         """End a launched server, which the next `apply` launches again; an attached server is left running."""
-        if self._launched is not None:
+        if self._process is not None:
             self.in_force = None
-            self._launched.stop()
+            self._process.stop()
+            self._log.copy()
 
     def close(self) -> None:
         """End a launched server; restore an attached one, and unlock it for others even where that fails. May be called
@@ -244,13 +248,12 @@ class TritonTarget:
         Raises:
             TargetError: the attached server is gone, or does not take its former configuration.
         """
-        if self._launched is not None:
-            self._launched.close()
-            return
+        self.stop()
         try:
             self.restore()
         finally:
             self._claim.release()
+            self._scratch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -265,8 +268,8 @@ class TritonTarget:
         Raises:
             TargetError: it does not answer.
         """
-        if self._launched is not None:
-            return self._launched.process.running
+        if self._process is not None:
+            return self._process.running
         wanted = with_batching(self._found().config, configuration)
         return not _other_batching(self._repository().config(), wanted)
 
@@ -286,8 +289,8 @@ class TritonTarget:
     def _restart_for(self, configuration: Configuration) -> None:
         """Start a launched server that does not run, or whose flags differ from the configuration's."""
         flags = configuration.server_flags
-        if self._launched is not None and self._launched.process.running and flags != self._flags:
-            self._launched.stop()
+        if self._process is not None and self._process.running and flags != self._flags:
+            self.stop()
         self._flags = flags
         self.start()
 
@@ -304,7 +307,7 @@ class TritonTarget:
             rest_url=endpoint.rest_url,
             loaded=repository.require_model(),
             config={},
-            attached=self._launched is None,
+            attached=self._process is None,
         )
         if not original.loaded:
             if before_load is not None:
@@ -371,71 +374,46 @@ def restored(original: OriginalModel, spec: TargetSpec) -> OriginalModel:
 # A tritonserver of our own, for one model of a repository.
 
 
-class LaunchedTriton:
-    """A Triton process for one model, and its log; `start` launches it as often as needed, `close` ends it."""
+def launch(process: ServerProcess, spec: TargetSpec, flags: Mapping[str, str]) -> Endpoint:
+    """Launch the server with `flags`, which override those of `target.flags`, and return when the model is ready.
 
-    def __init__(self, spec: TargetSpec) -> None:
-        self._spec = spec
-        self._scratch = ScratchFolder()
-        self._log = ServerLog(self._scratch.path / "server.log")
-        # Triton ends its Python models politely: it takes some five seconds.
-        self.process = ServerProcess(log_path=self._log.path, cpus=spec.cpus, grace_s=10.0)
-
-    def start(self, flags: Mapping[str, str]) -> Endpoint:
-        """Launch the server with `flags`, which override those of `target.flags`, and return when the model is ready.
-
-        Raises:
-            UsageError: `target.model` is no model with versions in a repository.
-            TargetError: the server did not start, or not in time; with the last lines of its log.
-        """
-        repository, model = model_in_repository(self._spec.model)
-        inside = self._spec.runs == "docker"
-        addresses = () if inside else ("http-address", "grpc-address", "metrics-address")
-        loopback = dict.fromkeys(addresses, "127.0.0.1")
-        port_flags = ("http-port", "grpc-port", "metrics-port")
-        ports = dict(zip(port_flags, free_ports(len(port_flags)), strict=True))
-        asked = {**self._spec.flag_texts, **flags}
-        ports |= {name: int(asked.pop(name)) for name in port_flags if name in asked}
-        arguments = {
-            "model-repository": MODELS_INSIDE if inside else str(repository),
-            "model-control-mode": "explicit",
-            "load-model": model,
-            **loopback,
-            **({"disable-auto-complete-config": "true"} if _is_complete(repository / model) else {}),
-            **{name: str(port) for name, port in ports.items()},
-            **asked,
-        }
-        if inside:
-            mounts = {repository / model: f"{MODELS_INSIDE}/{model}"}
-            program = tritons_container(self._spec, ports=tuple(ports.values()), mounts=mounts)
-        else:
-            program = list(self._spec.command or ("tritonserver",))
-        self.process.launch([*program, *flag_words(arguments)])
-        endpoint = Endpoint(model_name=model, rest_port=ports["http-port"], grpc_port=ports["grpc-port"])
-        with coming_up(self.process):
-            wait_for(
-                lambda _left_s: url_failure(f"{endpoint.kserve_path}/ready", endpoint),
-                what=f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready",
-                limit_s=self._spec.ready_timeout_s,
-                still_alive=self.process.raise_if_dead,
-            )
-        self.process.look_for_listener(endpoint.rest_port)
-        self._log.copy()
-        return endpoint
-
-    def keep_log(self, path: Path) -> None:
-        """From now on also copy the server's output to `path`, bounded in size."""
-        self._log.keep_in(path)
-
-    def stop(self) -> None:
-        """End the process; may be called more than once."""
-        self.process.stop()
-        self._log.copy()
-
-    def close(self) -> None:
-        """End the server and remove its scratch files; may be called more than once."""
-        self.stop()
-        self._scratch.close()
+    Raises:
+        UsageError: `target.model` is no model with versions in a repository.
+        TargetError: the server did not start, or not in time; with the last lines of its log.
+    """
+    repository, model = model_in_repository(spec.model)
+    inside = spec.runs == "docker"
+    addresses = () if inside else ("http-address", "grpc-address", "metrics-address")
+    loopback = dict.fromkeys(addresses, "127.0.0.1")
+    port_flags = ("http-port", "grpc-port", "metrics-port")
+    ports = dict(zip(port_flags, free_ports(len(port_flags)), strict=True))
+    asked = {**spec.flag_texts, **flags}
+    ports |= {name: int(asked.pop(name)) for name in port_flags if name in asked}
+    arguments = {
+        "model-repository": MODELS_INSIDE if inside else str(repository),
+        "model-control-mode": "explicit",
+        "load-model": model,
+        **loopback,
+        **({"disable-auto-complete-config": "true"} if _is_complete(repository / model) else {}),
+        **{name: str(port) for name, port in ports.items()},
+        **asked,
+    }
+    if inside:
+        mounts = {repository / model: f"{MODELS_INSIDE}/{model}"}
+        program = tritons_container(spec, ports=tuple(ports.values()), mounts=mounts)
+    else:
+        program = list(spec.command or ("tritonserver",))
+    process.launch([*program, *flag_words(arguments)])
+    endpoint = Endpoint(model_name=model, rest_port=ports["http-port"], grpc_port=ports["grpc-port"])
+    with coming_up(process):
+        wait_for(
+            lambda _left_s: url_failure(f"{endpoint.kserve_path}/ready", endpoint),
+            what=f"model {endpoint.model_name!r} at {endpoint.rest_url} is not ready",
+            limit_s=spec.ready_timeout_s,
+            still_alive=process.raise_if_dead,
+        )
+    process.look_for_listener(endpoint.rest_port)
+    return endpoint
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:

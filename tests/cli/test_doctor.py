@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from batchtune.cli.app import app
 from batchtune.cli.commands import doctor
-from batchtune.cli.commands.doctor import Backend, Check, answers, backend, simulator
+from batchtune.cli.commands.doctor import Check, answers, backend, simulator
 from batchtune.measure.caveats import HostNoise
 
 QUIET = HostNoise(steal_ratio=0.0, pressure_ratio=0.0, canary_change=-0.1, foreign_ratio=0.03)
@@ -38,10 +38,10 @@ def program(path: Path, script: str) -> str:
 
 
 @pytest.fixture
-def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Backend]:
+def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, str, str]]:
     """Installs a module that a process of its own imports."""
 
-    def install(code: str) -> Backend:
+    def install(code: str) -> tuple[str, str, str]:
         write(tmp_path / "site" / "fake_framework.py", code)
         return FAKE
 
@@ -76,14 +76,14 @@ def test_a_framework_that_is_not_installed_is_missing() -> None:
 
 @pytest.mark.parametrize(("count", "device"), [(0, "the CPU"), (2, "the GPU")])
 def test_a_framework_that_works_tells_version_and_device(
-    framework: Callable[[str], Backend], tmp_path: Path, count: int, device: str
+    framework: Callable[[str], tuple[str, str, str]], tmp_path: Path, count: int, device: str
 ) -> None:
     wanted = framework(f"print('hello')\n__version__ = '1.2'\ndef gpus():\n    return {count}\n")
     assert backend(wanted, root=tmp_path) == Check(state="ok", text=f"1.2, on {device}", version="1.2")
 
 
 def test_a_framework_that_does_not_see_the_gpu_is_a_problem(
-    framework: Callable[[str], Backend], tmp_path: Path
+    framework: Callable[[str], tuple[str, str, str]], tmp_path: Path
 ) -> None:
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "")
     check = backend(framework("__version__ = '1.2'\ndef gpus():\n    return 0\n"), root=tmp_path)
@@ -104,14 +104,14 @@ def test_a_framework_that_does_not_see_the_gpu_is_a_problem(
     ],
 )
 def test_a_framework_whose_import_fails_tells_why(
-    framework: Callable[[str], Backend], code: str, text: str
+    framework: Callable[[str], tuple[str, str, str]], code: str, text: str
 ) -> None:
     check = backend(framework(code))
     assert (check.state, check.text) == ("problem", text)
     assert "pip install fake" in check.advice
 
 
-def test_an_import_that_hangs_is_given_up(framework: Callable[[str], Backend]) -> None:
+def test_an_import_that_hangs_is_given_up(framework: Callable[[str], tuple[str, str, str]]) -> None:
     wanted = framework("import time; time.sleep(1000)")
     assert backend(wanted, limit_s=0.1).text == "import fails: no answer within 0.1 s"
 
@@ -293,7 +293,7 @@ def test_what_a_sweep_can_do_without_is_optional_and_no_problem(capsys: pytest.C
 
 
 def test_the_whole_check_is_a_table_and_a_document(
-    framework: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    framework: Callable[[str], tuple[str, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "WINDOW_S", 0.0)
     wanted = framework("__version__ = '1.2'\ndef gpus():\n    return 0\n")

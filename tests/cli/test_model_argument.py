@@ -22,7 +22,6 @@ from batchtune.cli.commands.model_scenario import (
     Command,
     LookedAt,
     look_at,
-    look_at_running,
     loop_of_model,
     shortage_of,
     subject_of_comparison,
@@ -404,9 +403,9 @@ def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_
         assert answering_at(url) == found[server.rest_port]
         for address, other in zip(found.values(), ("grpc", "rest"), strict=True):
             with pytest.raises(UsageError, match=f"speaks {address.protocol}, not {other}") as dropped:
-                look_at_running(address, [f"request.protocol={other}"])
+                look_at(address, [f"request.protocol={other}"], command="load", batched=False)
             assert "leave out --" in dropped.value.hint
-            looked = look_at_running(address, ["load.concurrency=3"])
+            looked = look_at(address, ["load.concurrency=3"], command="load", batched=False)
             scenario = read_scenario(looked.text("m"))
             assert (scenario.target.model, scenario.request.protocol) == ("m", address.protocol)
         wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(), quiet=True)
@@ -416,7 +415,7 @@ def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_
         assert raised.value.hint == f"give 127.0.0.1:{server.rest_port}/MODEL"
         for port in found:
             with pytest.raises(TargetError, match="nobody") as refused:
-                look_at_running(answering_at(f"127.0.0.1:{port}/nobody"), [])
+                look_at(answering_at(f"127.0.0.1:{port}/nobody"), [], command="load", batched=False)
             assert refused.value.hint.startswith("is nobody the name under which that server serves it")
 
 
@@ -426,7 +425,7 @@ def test_a_server_of_kserves_protocol_is_told_from_one_of_tensorflows() -> None:
         assert answering_at(f"127.0.0.1:{server.rest_port}/m").protocol == "kserve_rest"
         address = answering_at(f"grpc://127.0.0.1:{server.grpc_port}/m")
         assert address.protocol == "kserve_grpc"
-        looked = look_at_running(address, [])
+        looked = look_at(address, [], command="load", batched=False)
         assert [spec.name for spec in looked.signature.inputs] == ["x"]
 
 

@@ -1,17 +1,14 @@
-"""The loop is woken on time, by timerfd or, elsewhere, by the loop's own timer."""
+"""The loop is woken on time, by timerfd."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
-import pytest
 import uvloop
 
-from batchtune.load import worker_process as pacing
-from batchtune.load.worker_process import COARSE_NOTE, Pacer
+from batchtune.load.worker_process import Pacer
 
 MILLISECOND_NS = 1_000_000
 
@@ -24,18 +21,7 @@ def in_loop(body: Callable[[], Awaitable[None]]) -> None:
         runner.run(run())
 
 
-@pytest.fixture(params=["timerfd", "loop timer"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "loop timer":
-        monkeypatch.setattr(pacing.sys, "platform", "darwin")
-    elif sys.platform != "linux":
-        pytest.skip("timerfd is Linux's")
-    return str(request.param)
-
-
-def test_it_never_wakes_before_the_time(kind: str) -> None:
-    tolerance_ns = 0 if kind == "timerfd" else 2 * MILLISECOND_NS
-
+def test_it_never_wakes_before_the_time() -> None:
     async def body() -> None:
         woken = asyncio.Event()
         pacer = Pacer(asyncio.get_running_loop(), woken.set)
@@ -44,13 +30,13 @@ def test_it_never_wakes_before_the_time(kind: str) -> None:
             when_ns = time.monotonic_ns() + offset_ns
             pacer.wake_at(when_ns)
             await asyncio.wait_for(woken.wait(), 5)
-            assert time.monotonic_ns() >= when_ns - tolerance_ns
+            assert time.monotonic_ns() >= when_ns
         pacer.close()
 
     in_loop(body)
 
 
-def test_a_time_in_the_past_wakes_at_once(kind: str) -> None:
+def test_a_time_in_the_past_wakes_at_once() -> None:
     async def body() -> None:
         woken = asyncio.Event()
         pacer = Pacer(asyncio.get_running_loop(), woken.set)
@@ -63,7 +49,7 @@ def test_a_time_in_the_past_wakes_at_once(kind: str) -> None:
     in_loop(body)
 
 
-def test_it_wakes_once_for_each_time_and_the_last_time_given_holds(kind: str) -> None:
+def test_it_wakes_once_for_each_time_and_the_last_time_given_holds() -> None:
     async def body() -> None:
         wakes: list[int] = []
         woken = asyncio.Event()
@@ -85,7 +71,7 @@ def test_it_wakes_once_for_each_time_and_the_last_time_given_holds(kind: str) ->
     in_loop(body)
 
 
-def test_a_wake_may_set_the_next(kind: str) -> None:
+def test_a_wake_may_set_the_next() -> None:
     async def body() -> None:
         wakes = 0
         finished = asyncio.Event()
@@ -108,7 +94,7 @@ def test_a_wake_may_set_the_next(kind: str) -> None:
     in_loop(body)
 
 
-def test_a_closed_pacer_stays_silent(kind: str) -> None:
+def test_a_closed_pacer_stays_silent() -> None:
     async def body() -> None:
         wakes: list[None] = []
         pacer = Pacer(asyncio.get_running_loop(), lambda: wakes.append(None))
@@ -117,14 +103,5 @@ def test_a_closed_pacer_stays_silent(kind: str) -> None:
         pacer.close()
         await asyncio.sleep(0.01)
         assert wakes == []
-
-    in_loop(body)
-
-
-def test_coarse_pacing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing.sys, "platform", "darwin")
-
-    async def body() -> None:
-        assert Pacer(asyncio.get_running_loop(), lambda: None).notes == (COARSE_NOTE,)
 
     in_loop(body)

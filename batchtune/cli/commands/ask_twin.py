@@ -22,9 +22,8 @@ from batchtune.batching.parameters import (
 from batchtune.batching.triton_words import MISSING, SETTINGS, WORDS
 from batchtune.cli.arguments.load_request import points_of, rates_rps, refuse_range
 from batchtune.cli.arguments.overrides import in_place_of, of_option, promised
-from batchtune.cli.commands.run_recommend import NO_ANSWER
 from batchtune.cli.session import asked_run, kept_trials
-from batchtune.errors import InconclusiveError, TwinError, UsageError
+from batchtune.errors import NO_ANSWER, InconclusiveError, TwinError, UsageError
 from batchtune.measure.slo import limits_of
 from batchtune.plain_values import as_text, to_plain
 from batchtune.report import twin_text

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from batchtune.errors import TargetError
 from batchtune.measure.caveats import (
@@ -51,10 +51,6 @@ class Check:
     version: str | None = None
 
 
-Question: TypeAlias = Callable[[], Check]
-"""A check that `answers` runs: called without arguments, it returns what it found."""
-
-
 def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
     """Run `batchtune doctor`. Returns the exit code: 0, or 7 where something is broken without which no sweep
     can run."""
@@ -77,7 +73,7 @@ def run_doctor(*, results: Path, json: bool, quiet: bool) -> int:
     return TargetError.exit_code if lacking else 0
 
 
-def _questions(results: Path) -> dict[str, Question]:
+def _questions(results: Path) -> dict[str, Callable[[], Check]]:
     """Return the checks by name, in the order in which they are shown."""
     return {
         "CPUs": cpus,
@@ -136,7 +132,7 @@ def _print(checks: Mapping[str, Check], lacking: list[str]) -> None:
     console.print(paragraph(shown, width=width), markup=False, soft_wrap=True)
 
 
-def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tuple[str, Check]]:
+def answers(questions: Mapping[str, Callable[[], Check]], *, limit_s: float) -> Iterator[tuple[str, Check]]:
     """Run all checks at once, and yield (name, what it found) in the order of `questions`.
 
     A check that has not ended after `limit_s` seconds is a problem; its thread is left behind and ends with
@@ -152,7 +148,7 @@ def answers(questions: Mapping[str, Question], *, limit_s: float) -> Iterator[tu
         yield name, check
 
 
-def _asked_apart(question: Question) -> SimpleQueue[Check]:
+def _asked_apart(question: Callable[[], Check]) -> SimpleQueue[Check]:
     """Run a check in a thread of its own; the queue returned gets its one result, a problem where it raises."""
     box: SimpleQueue[Check] = SimpleQueue()
 
@@ -363,10 +359,7 @@ IMPORT_LIMIT_S: Final = 45.0
 """Longest time for an import, in seconds: TensorFlow takes 3 s from memory, 20 s from a slow disk."""
 
 
-Backend: TypeAlias = tuple[str, str, str]
-"""A framework that the bundled server runs models with: (module to import, a Python expression for the number of
-GPUs that the imported `module` sees, command that installs it)."""
-BACKENDS: Final[Mapping[str, Backend]] = {
+BACKENDS: Final = {
     "TensorFlow": (
         "tensorflow",
         "len(module.config.list_physical_devices('GPU'))",
@@ -379,10 +372,16 @@ BACKENDS: Final[Mapping[str, Backend]] = {
     ),
     "PyTorch": ("torch", "module.cuda.device_count()", "pip install 'batchtune[torch]'"),
 }
+"""Frameworks that the bundled server runs models with: name -> (module to import, a Python expression for the number of
+GPUs that the imported `module` sees, command that installs it)."""
 
 
 def backend(
-    wanted: Backend, *, python: str = sys.executable, limit_s: float = IMPORT_LIMIT_S, root: Path = Path("/")
+    wanted: tuple[str, str, str],
+    *,
+    python: str = sys.executable,
+    limit_s: float = IMPORT_LIMIT_S,
+    root: Path = Path("/"),
 ) -> Check:
     """Check whether a framework is installed, can be imported by `python` within `limit_s` seconds, and sees
     the machine's GPU."""

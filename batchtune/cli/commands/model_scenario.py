@@ -31,7 +31,7 @@ from batchtune.scenario.recordings import check_names, shown_shape
 from batchtune.scenario.spec.check import limit_words
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
-from batchtune.scenario.spec.workload import Protocol, RandomRange, transport_of
+from batchtune.scenario.spec.workload import RandomRange, transport_of
 from batchtune.target.address import Address, answering_at, attachable, language_model_at, preset_at
 from batchtune.target.choice import placed, target_of
 from batchtune.target.external import ExternalTarget
@@ -63,82 +63,99 @@ class LookedAt:
 
 
 def look_at(
-    model: str,
+    subject: str | Address,
     overrides: Sequence[str],
     *,
     command: Command,
-    say: Callable[[str], None],
+    say: Callable[[str], None] = lambda _text: None,
     live: Callable[[str], None] = lambda _text: None,
     batched: bool = True,
+    target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Launch a server for a bare model, send it a few requests, and make a scenario of what it answered.
+    """Send a model a few requests, and make a scenario of what it answered: a bare model, for which a server is
+    launched, or, given an address, the model of a running server.
 
-    `model`: the command's argument. `overrides`: `KEY=VALUE` from the options. `say`: is called with each
-    line of progress, `live` with what is sent next. `batched` False: the model may refuse the rows of several
-    requests at once.
+    `overrides`: `KEY=VALUE` from the options. `say`: is called with each line of progress, `live` with what is sent
+    next. `batched` False: the model may refuse the rows of several requests at once. `target`: keys of `target` for a
+    running server that takes parameters, which a sweep searches; None: it is loaded as it is, whatever `command` is.
+    For `init` without a limit, the limit is guessed from how fast the answers were.
 
     Raises:
         UsageError: no such model, or options that contradict each other or the model.
-        TargetError: the server does not start, or the model refuses a request.
+        TargetError: the server does not start, nobody answers, or the model refuses a request.
     """
-
-    def asked(scenario: Scenario) -> tuple[Signature, FirstTries]:
-        say(f"inspecting {model}: launching the server")
-        with target_of(scenario, on_event=say) as target:
-            target.apply(Configuration(batching=None))
-            signature = target.signature(scenario.request.signature)
-            try:
-                return signature, _tried(target.endpoint, signature, scenario, batched=batched, live=live)
-            except TargetError as error:
-                if target.alive():
-                    raise
-                raise TargetError(
-                    f"{error.message}; the server died of it:\n{target.log_tail()}", hint=error.hint
-                ) from error
-
-    base = _begun(model_of(model), command=command)
-    return _completed(
-        base, overrides, asked, model=model, command=command, searched=command in ("sweep", "init")
+    address = subject if isinstance(subject, Address) else None
+    model = model_of(subject) if isinstance(subject, str) else subject.model
+    command = "load" if address is not None and target is None else command
+    base = _begun(model, command=command)
+    if address is not None:
+        base["request"]["protocol"] = address.protocol
+        base["target"] |= target or {}
+    guessed_limit = command == "init" and _lacks_limit(base, overrides)
+    if guessed_limit:
+        base["slo"] = {"p95": "1s"}  # until it is known how fast the model is
+    name = str(subject) if address is None else model
+    scenario, _ = placed(_scenario(base, overrides, model=name))
+    if address is None:
+        say(f"inspecting {name}: launching the server")
+        signature, tries = _launched_tries(scenario, say=say, batched=batched, live=live)
+    else:
+        signature, tries = _running_tries(address, scenario, batched=batched, live=live)
+    if guessed_limit:
+        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
+        scenario, _ = placed(_scenario(base, overrides, model=name))
+    request: dict[str, Any] = dict(base["request"])
+    if tries.shapes:
+        request["shapes"] = {name: list(sizes) for name, sizes in tries.shapes.items()}
+    if tries.ranges:
+        by_input = {name: _limits(limits) for name, limits in tries.ranges.items()}
+        request["inputs"] = {"random": {"by_input": by_input}}
+    document = {**base, "request": request}
+    if target is not None or (address is None and command in ("sweep", "init")):
+        document |= _search_of(scenario, tries, load=base["load"])
+    text = ScenarioText(text=yaml.safe_dump(document, sort_keys=False), source=scenario.name)
+    return LookedAt(
+        document=_without_nothing(unchecked_scenario(text, overrides=overrides)),
+        signature=signature,
+        tries=tries,
+        notes=tuple(_notes(signature, tries)),
+        guessed_limit=guessed_limit,
     )
 
 
-def look_at_running(
-    address: Address,
-    overrides: Sequence[str],
-    *,
-    command: Command = "load",
-    live: Callable[[str], None] = lambda _text: None,
-    batched: bool = False,
-    target: Mapping[str, Any] | None = None,
-) -> LookedAt:
-    """Send a few requests to the model of a running server, and make a scenario of what it answered.
-
-    `overrides`: `KEY=VALUE` from the options. `live`: is called with what is sent next. `batched` False: the model
-    may refuse the rows of several requests at once. `target`: keys of `target` for a server that takes parameters,
-    which a sweep searches; None: it is loaded as it is, whatever `command` is.
-
-    Raises:
-        UsageError: options that contradict each other or the model.
-        TargetError: nobody answers, or the model refuses a request.
-    """
-
-    def asked(scenario: Scenario) -> tuple[Signature, FirstTries]:
-        _refuse_other_transport(address, scenario.request.protocol)
-        server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+def _launched_tries(
+    scenario: Scenario, *, say: Callable[[str], None], batched: bool, live: Callable[[str], None]
+) -> tuple[Signature, FirstTries]:
+    with target_of(scenario, on_event=say) as target:
+        target.apply(Configuration(batching=None))
+        signature = target.signature(scenario.request.signature)
         try:
-            signature = server.signature(scenario.request.signature)
+            return signature, _tried(target.endpoint, signature, scenario, batched=batched, live=live)
         except TargetError as error:
-            hint = f"is {address.model} the name under which that server serves it, and has it been loaded?"
-            raise TargetError(error.message, hint=error.hint or hint) from error
-        return signature, _tried(server.endpoint, signature, scenario, batched=batched, live=live)
+            if target.alive():
+                raise
+            raise TargetError(
+                f"{error.message}; the server died of it:\n{target.log_tail()}", hint=error.hint
+            ) from error
 
-    command = "load" if target is None else command
-    base = _begun(address.model, command=command)
-    base["request"]["protocol"] = address.protocol
-    base["target"] |= target or {}
-    return _completed(
-        base, overrides, asked, model=address.model, command=command, searched=target is not None
-    )
+
+def _running_tries(
+    address: Address, scenario: Scenario, *, batched: bool, live: Callable[[str], None]
+) -> tuple[Signature, FirstTries]:
+    protocol = scenario.request.protocol
+    if (transport_of(protocol) == "grpc") != (address.grpc_url is not None):
+        option = "--rest" if protocol == "rest" else f"--set request.protocol={protocol}"
+        raise UsageError(
+            f"{address.grpc_url or address.rest_url}: speaks {address.protocol}, not {protocol}",
+            hint=f"leave out {option}, or give the server's port for {protocol}",
+        )
+    server = ExternalTarget(address.endpoint(), kserve=address.protocol.startswith("kserve_"))
+    try:
+        signature = server.signature(scenario.request.signature)
+    except TargetError as error:
+        hint = f"is {address.model} the name under which that server serves it, and has it been loaded?"
+        raise TargetError(error.message, hint=error.hint or hint) from error
+    return signature, _tried(server.endpoint, signature, scenario, batched=batched, live=live)
 
 
 def loop_of_model(
@@ -259,58 +276,6 @@ def _tried(
     """Send the first requests to the model, after a check that --shape names inputs that it has."""
     check_names(signature, scenario.request.shapes, key="--shape")
     return first_tries(endpoint, signature, scenario.request, batched=batched, live=live)
-
-
-def _refuse_other_transport(address: Address, protocol: Protocol) -> None:
-    if (transport_of(protocol) == "grpc") == (address.grpc_url is not None):
-        return
-    option = "--rest" if protocol == "rest" else f"--set request.protocol={protocol}"
-    raise UsageError(
-        f"{address.grpc_url or address.rest_url}: speaks {address.protocol}, not {protocol}",
-        hint=f"leave out {option}, or give the server's port for {protocol}",
-    )
-
-
-def _completed(
-    base: dict[str, Any],
-    overrides: Sequence[str],
-    asked: Callable[[Scenario], tuple[Signature, FirstTries]],
-    *,
-    model: str,
-    command: Command,
-    searched: bool,
-) -> LookedAt:
-    """Return what was found: the draft with what was guessed and, for a sweep, a proposed search, all below
-    the overrides.
-
-    `asked`: asks the model of a scenario; returns its signature and how it answered. For `init` without a
-    limit, the limit is guessed from how fast that was.
-    """
-    guessed_limit = command == "init" and _lacks_limit(base, overrides)
-    if guessed_limit:
-        base["slo"] = {"p95": "1s"}  # until it is known how fast the model is
-    scenario, _ = placed(_scenario(base, overrides, model=model))
-    signature, tries = asked(scenario)
-    if guessed_limit:
-        base["slo"] = {"p95": _likely_limit(tries.lone_s)}
-        scenario, _ = placed(_scenario(base, overrides, model=model))
-    request: dict[str, Any] = dict(base["request"])
-    if tries.shapes:
-        request["shapes"] = {name: list(sizes) for name, sizes in tries.shapes.items()}
-    if tries.ranges:
-        by_input = {name: _limits(limits) for name, limits in tries.ranges.items()}
-        request["inputs"] = {"random": {"by_input": by_input}}
-    document = {**base, "request": request}
-    if searched:
-        document |= _search_of(scenario, tries, load=base["load"])
-    text = ScenarioText(text=yaml.safe_dump(document, sort_keys=False), source=scenario.name)
-    return LookedAt(
-        document=_without_nothing(unchecked_scenario(text, overrides=overrides)),
-        signature=signature,
-        tries=tries,
-        notes=tuple(_notes(signature, tries)),
-        guessed_limit=guessed_limit,
-    )
 
 
 def _search_of(scenario: Scenario, tries: FirstTries, *, load: Mapping[str, Any]) -> dict[str, Any]:
@@ -576,24 +541,24 @@ def look(
     address: Address | None = None,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Send the model a few requests, as `look_at` or with `address` as `look_at_running`, and print what was found and
+    """Send the model a few requests, as `look_at`, and print what was found and
     guessed.
 
-    The result, the arguments and the errors are those of these two; Ctrl-C ends the process with exit code 130.
+    The result, the arguments and the errors are its own; Ctrl-C ends the process with exit code 130.
     """
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]
     with sweep_view(quiet=quiet) as view:
-        live = view.live
         try:
-            if address is not None:
-                looked = look_at_running(
-                    address, overrides, command=command, live=live, batched=batched, target=target
-                )
-            else:
-                looked = look_at(
-                    argument, overrides, command=command, say=view.event, live=live, batched=batched
-                )
+            looked = look_at(
+                address or argument,
+                overrides,
+                command=command,
+                say=view.event,
+                live=view.live,
+                batched=batched,
+                target=target,
+            )
         except KeyboardInterrupt:
             print("interrupted before the first trial", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None

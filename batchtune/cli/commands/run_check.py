@@ -7,7 +7,6 @@ days, so margins are no less than SESSION_MARGIN, and on another host the check 
 
 from __future__ import annotations
 
-import json as json_text
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from batchtune.archive.run import CHECK, write_whole
+from batchtune.archive.run import CHECK, write_json
 from batchtune.check.account import Account, attributed
 from batchtune.check.baseline import (
     BASELINE,
@@ -213,8 +212,7 @@ def tell(
     )
     document = account_document(account)
     try:
-        text = json_text.dumps(document, indent=2, allow_nan=False) + "\n"
-        write_whole(run.path / CHECK, text.encode())
+        write_json(run.path / CHECK, document)
         sides = [variant.scenario for variant in course.variants]
         unchanged = len(sides) > 1 and are_equal(*sides)
         line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from batchtune.archive.run import RECOMMENDATION, SCENARIO, Run, write_server_files, write_whole
 from batchtune.archive.server_files import parameters_name, parameters_text, server_files, tritons_file
@@ -21,15 +21,7 @@ from batchtune.cli.arguments.options import Dialect
 from batchtune.cli.arguments.overrides import in_place_of, promised
 from batchtune.cli.deployment import as_started, build_command, deployed_name, deployment, docker_command
 from batchtune.cli.session import asked_run, kept_trials
-from batchtune.errors import (
-    ArchiveError,
-    BatchtuneError,
-    InconclusiveError,
-    MeasurementInvalidError,
-    NoFeasibleConfigurationError,
-    TargetError,
-    UsageError,
-)
+from batchtune.errors import NO_ANSWER, ArchiveError, BatchtuneError, InconclusiveError, UsageError
 from batchtune.report.findings import print_json, worded
 from batchtune.report.recommendation_text import print_answer
 from batchtune.scenario.spec.check import SloSpec
@@ -39,14 +31,6 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
 from batchtune.units import format_duration
-
-NO_ANSWER: Final = (
-    NoFeasibleConfigurationError,
-    InconclusiveError,
-    MeasurementInvalidError,
-    TargetError,
-)
-"""Errors that say why there is no recommendation."""
 
 
 def run_recommend(

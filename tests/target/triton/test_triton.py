@@ -19,7 +19,8 @@ from batchtune.target import endpoint
 from batchtune.target.claim import OriginalModel
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.kserve import TritonRepository
-from batchtune.target.triton import LaunchedTriton, TritonTarget, flag_words, model_in_repository, restored
+from batchtune.target.process import ServerProcess
+from batchtune.target.triton import TritonTarget, flag_words, launch, model_in_repository, restored
 from tests.target.kserve_server import Answer
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
@@ -80,15 +81,15 @@ def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(
     (tmp_path / "m" / "1").mkdir(parents=True)
     server.pages["/v2/models/m/ready"] = (200, {})
     command, flags = ("sh", "-c", "exec sleep 60"), {"http-port": server.rest_port}
-    launched = LaunchedTriton(
-        TargetSpec(kind="triton", model=str(tmp_path / "m"), command=command, flags=flags)
-    )
+    process = ServerProcess(log_path=tmp_path / "log")
     try:
-        launched.start({})
-        assert launched.process.running
-        assert (launched.process.cpu_s(), launched.process.memory_peak_bytes()) == (None, None)
+        launch(
+            process, TargetSpec(kind="triton", model=str(tmp_path / "m"), command=command, flags=flags), {}
+        )
+        assert process.running
+        assert (process.cpu_s(), process.memory_peak_bytes()) == (None, None)
     finally:
-        launched.close()
+        process.stop()
 
 
 def test_a_container_that_ended_by_itself_is_launched_again(server: FakeTriton, tmp_path: Path) -> None:
@@ -99,20 +100,18 @@ def test_a_container_that_ended_by_itself_is_launched_again(server: FakeTriton, 
     program.chmod(0o755)
     docker = StandInDocker(tmp_path, server=program)
     command = (str(docker.program), "run", f"--cidfile={tmp_path / 'id'}", "image")
-    launched = LaunchedTriton(
-        TargetSpec(
-            kind="triton", model=str(tmp_path / "m"), command=command, flags={"http-port": server.rest_port}
-        )
-    )
+    flags = {"http-port": server.rest_port}
+    own = TargetSpec(kind="triton", model=str(tmp_path / "m"), command=command, flags=flags)
+    process = ServerProcess(log_path=tmp_path / "log")
     try:
-        launched.start({})
+        launch(process, own, {})
         wait_until((tmp_path / "id").exists)
         os.kill(docker.pid, signal.SIGKILL)
-        wait_until(lambda: not launched.process.running)
-        launched.start({})
-        assert launched.process.running
+        wait_until(lambda: not process.running)
+        launch(process, own, {})
+        assert process.running
     finally:
-        launched.close()
+        process.stop()
 
 
 def test_nothing_is_changed_before_somebody_keeps_what_was_there(server: FakeTriton) -> None:

@@ -1,28 +1,36 @@
-"""Options of the commands that measure, or guard what was measured: sweep, load, compare, noise, check."""
+"""Every command with its options: those before the first measurement, those that measure, those that read a run."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from batchtune.cli.arguments.options import (
     CheckRequest,
     ConcurrencyOption,
+    Dialect,
     JsonOption,
     LoadRequest,
     LoadSetOption,
     MaxRegressOption,
+    ParameterOption,
     QuietOption,
     RateOption,
     RootOption,
+    Routing,
+    RunArgument,
     ScenarioArgument,
     ServerOption,
     SetOption,
     SideWords,
     SubjectArgument,
+    TableFormat,
     WhyOption,
     examples,
     flag,
@@ -34,10 +42,133 @@ from batchtune.cli.arguments.options import (
 )
 from batchtune.errors import UsageError
 
-measuring = typer.Typer()
+commands = typer.Typer()
 
 
-@measuring.command(
+@commands.command(
+    epilog=examples(
+        "init ./my_model --slo-p95 20ms --write my_model.yaml",
+        "init model.onnx --check",
+        "init my_app.py:app --server litserve --write my_app.yaml",
+        "init http://127.0.0.1:8000/score --write score.yaml",
+        "init --example quickstart",
+        "init --ci github scenario.yaml",
+    )
+)
+@takes_load(set_=None)
+def init(
+    *,
+    wanted: LoadRequest,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL|HOST:PORT/MODEL|NAME",
+            help="A SavedModel directory, a .onnx, .pt2 or .pt file, a sample model; a running server; with --example "
+            "a bundled scenario; with --ci the scenario to check by.",
+        ),
+    ] = None,
+    example: Annotated[
+        bool, flag("Write the bundled example NAME; without NAME, list them.", "--example")
+    ] = False,
+    ci: Annotated[
+        Literal["github", "gitlab"] | None,
+        flag("Write a job that checks every change by this scenario.", "--ci"),
+    ] = None,
+    server: ServerOption = None,
+    write: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "The file to write; -: stdout. Default: stdout, for an example NAME.yaml.",
+            "--write",
+            "--output",
+            "-o",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, flag("Only send 1, 2 and 8 rows to the model. Exit code 7: it does not answer.", "--check")
+    ] = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Write a scenario for a model, a bundled example, or a CI job.
+
+    Launches the model and sends a few requests: what its signature leaves open is guessed, tried and reported.
+    """
+    slo = [override for override in wanted.overrides if override.startswith("slo.")]
+    idle: dict[str, object] = {
+        "--slo-…": slo,
+        "--rest, --rows, --shape and --range": wanted.overrides,
+        "--rate": wanted.rate,
+        "--concurrency": wanted.concurrency,
+        "--check": check,
+    }
+    if ci is not None:
+        _refuse_idle(
+            {"--example": example, **idle},
+            "--ci",
+            hint="leave it out: the job checks by what the scenario says",
+        )
+        from batchtune.cli.commands.init_model import run_init_ci
+
+        return run_init_ci(ci, name, output=write)
+    if server is not None:
+        others = [override for override in wanted.overrides if override not in slo]
+        idle = {"--example": example, "--rest, --rows, --shape and --range": others, "--check": check}
+        _refuse_idle(idle, "--server", hint="write it into the scenario")
+        from batchtune.cli.commands.init_model import run_init_server
+
+        return run_init_server(server, name, wanted, write=write)
+    if name is None or example:
+        idle |= {"--write": write if name is None else None}
+        hint = (
+            "name a model: batchtune init ./my_model" if name is None else "write it into the example's file"
+        )
+        _refuse_idle(idle, "the list of examples" if name is None else "an example", hint=hint)
+        from batchtune.cli.commands.init_model import run_init
+
+        return run_init(name, output=write)
+    from batchtune.cli.commands.init_model import run_init_model
+
+    return run_init_model(name, wanted, write=write, check=check, quiet=quiet)
+
+
+def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None:
+    """Raise UsageError where one of the options was given, because beside `beside` it would change nothing.
+
+    `given`: option -> its value. `hint`: the error's.
+    """
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name}: not with {beside}", hint=hint)
+
+
+@commands.command(epilog=examples("doctor", "doctor --json"))
+def doctor(
+    results: RootOption = Path("results"), json: JsonOption = False, quiet: QuietOption = False
+) -> int:
+    """Check what works on this machine, and how to fix it.
+
+    Exit code 7: no sweep can run: the simulator does not load, or results cannot be written.
+    """
+    from batchtune.cli.commands.doctor import run_doctor
+
+    return run_doctor(results=results, json=json, quiet=quiet)
+
+
+@commands.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+    epilog=examples("serve --model_base_path=/models/m --rest_api_port=8501"),
+)
+def serve(context: typer.Context) -> None:
+    """Run the bundled server with tensorflow_model_server's flags."""
+    os.execv(sys.executable, [sys.executable, "-m", "batchtune.server", *context.args])
+
+
+# Commands that measure, or guard what was measured.
+
+
+@commands.command(
     epilog=examples(
         "sweep ./my_model --slo-p95 20ms",
         "sweep model.onnx --slo-p95 20ms --concurrency 32 --rest --shape ids=128",
@@ -96,7 +227,7 @@ def sweep(
     )
 
 
-@measuring.command(
+@commands.command(
     epilog=examples(
         "load ./my_model --concurrency 1:64:x2 --slo-p95 20ms",
         "load 127.0.0.1:8501/my_model --rate 100:1000:100",
@@ -164,7 +295,7 @@ def load(
     )
 
 
-@measuring.command(
+@commands.command(
     epilog=examples(
         "compare ./my_model --no-batching --concurrency 32",
         "compare scenarios/imdb-benchmark.yaml --blocks 6",
@@ -221,7 +352,7 @@ def compare(
     )
 
 
-@measuring.command(epilog=examples("noise scenarios/quickstart.yaml --blocks 6"))
+@commands.command(epilog=examples("noise scenarios/quickstart.yaml --blocks 6"))
 def noise(
     scenario: ScenarioArgument,
     blocks: Annotated[
@@ -242,7 +373,7 @@ def noise(
     return run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet)
 
 
-@measuring.command(epilog=examples("restore results/triton-attached/20261121T205903Z-2fda2e"))
+@commands.command(epilog=examples("restore results/triton-attached/20261121T205903Z-2fda2e"))
 def restore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run that was killed.")],
     discard: Annotated[
@@ -261,7 +392,7 @@ def restore(
     return run_restore(run, discard=discard)
 
 
-@measuring.command(
+@commands.command(
     epilog=examples(
         "check scenario.yaml",
         "check scenario.yaml --baseline-model models/main --candidate-model models/new",
@@ -307,7 +438,7 @@ def check(
         return run_stored_check(asked, asked.baseline)
 
 
-@measuring.command(epilog=examples("history", "history --scenario quickstart --json"))
+@commands.command(epilog=examples("history", "history --scenario quickstart --json"))
 def history(
     scenario: Annotated[str | None, option("NAME", "Only the checks of this scenario, by its name.")] = None,
     results: RootOption = Path("results"),
@@ -320,3 +451,163 @@ def history(
     from batchtune.cli.commands.run_check import run_history
 
     return run_history(results, scenario=scenario, json=json)
+
+
+# Commands that read a kept run, or all of them.
+
+
+@commands.command(
+    epilog=examples(
+        "recommend --slo-p95 20ms",
+        "recommend --slo-p95 20ms --format triton --write config.pbtxt",
+        "recommend results/quickstart/20261121T205903Z-2fda2e --json",
+    )
+)
+@takes_slo
+def recommend(
+    *,
+    slo: dict[str, str],
+    run: RunArgument = None,
+    format_: Annotated[
+        Dialect | None,
+        flag(
+            "The format of the parameters, for --write or below the answer. Default: that of the server that was "
+            "measured.",
+            "--format",
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "Also write the parameters to FILE; for several models, one file each and a list in its folder.",
+        ),
+    ] = None,
+    results: RootOption = Path("results"),
+    why: WhyOption = False,
+    json: JsonOption = False,
+) -> int:
+    """Recommend what to deploy for an SLO from a finished run."""
+    from batchtune.cli.commands.run_recommend import run_recommend
+
+    if write == Path("-"):
+        raise UsageError(
+            "--write: expected a file; was -",
+            hint="give a file name; --format prints the parameters on stdout",
+        )
+    return run_recommend(run, slo, dialect=format_, write=write, results=results, json=json, why=why)
+
+
+@commands.command(
+    epilog=examples(
+        "simulate --set max_batch_size=16,32,64 --set batch_timeout_micros=0,2000 --rate 500",
+        "simulate --concurrency 1:64:x2",
+    )
+)
+def simulate(
+    run: RunArgument = None,
+    set_: ParameterOption = None,
+    rate: RateOption = None,
+    concurrency: ConcurrencyOption = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Predict other settings or loads from a finished run.
+
+    Measures nothing. A simulator of the server (the twin) is calibrated from the run's trials. Without --set it
+    simulates the recommended configuration; without --rate and --concurrency, the scenario's own load or the capacity
+    that was found. Exit code 5: its predictions are too inaccurate for this server.
+    """
+    from batchtune.cli.commands.ask_twin import run_simulate
+
+    return run_simulate(
+        run, settings=set_ or [], rate=rate, concurrency=concurrency, results=results, json=json, quiet=quiet
+    )
+
+
+@commands.command(
+    epilog=examples(
+        "plan --rate 10000 --slo-p95 20ms",
+        "plan --rate 10k/s --routing least_loaded --set max_batch_size=64",
+        "plan --rate 1M --failing 5%",
+    )
+)
+@takes_slo
+def plan(
+    *,
+    slo: dict[str, str],
+    run: RunArgument = None,
+    rate: Annotated[str | None, option("R", "Requests/s of the whole fleet, such as 10000 or 10k/s.")] = None,
+    set_: ParameterOption = None,
+    routing: Annotated[Routing, typer.Option(help="How requests are distributed.")] = "round_robin",
+    failing: Annotated[
+        str | None, option("N|N%", "Replicas that may be down at once while the others meet every limit.")
+    ] = None,
+    results: RootOption = Path("results"),
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Compute how many replicas a target rate needs.
+
+    Each replica is a server like the one that the run measured, with the recommended parameters or those of --set, at
+    no more than 90 % of its saturation. Exit code 5: the predictions are too inaccurate for this server.
+    """
+    from batchtune.cli.commands.ask_twin import run_plan
+
+    return run_plan(
+        run,
+        rate=rate,
+        limits=slo,
+        settings=set_ or [],
+        routing=routing,
+        failing=failing,
+        results=results,
+        json=json,
+        quiet=quiet,
+    )
+
+
+@commands.command(epilog=examples("runs", "runs --results results/quickstart --json"))
+def runs(*, results: RootOption = Path("results"), json: JsonOption = False) -> int:
+    """List the saved runs, the newest first."""
+    from batchtune.cli.commands.report import run_runs
+
+    return run_runs(results, json=json)
+
+
+@commands.command(epilog=examples("trials --sort p95", "trials --csv > trials.csv"))
+def trials(
+    run: RunArgument = None,
+    sort: Annotated[
+        str | None, option("COLUMN", "p95, throughput, or a column of --csv; best first.")
+    ] = None,
+    csv: Annotated[bool, flag("Print every column as CSV.", "--csv")] = False,
+    markdown: Annotated[bool, flag("Print the table as Markdown.", "--markdown")] = False,
+    parquet: Annotated[bool, flag("Print every column as Parquet, for a file.", "--parquet")] = False,
+    json: JsonOption = False,
+    results: RootOption = Path("results"),
+) -> int:
+    """Show the trials of a run as a table."""
+    from batchtune.cli.commands.report import run_trials
+
+    wanted = {"csv": csv, "markdown": markdown, "parquet": parquet, "json": json}
+    asked: list[TableFormat] = [name for name in get_args(TableFormat) if wanted.get(name)]
+    if len(asked) > 1:
+        formats = " and ".join(f"--{name}" for name in asked)
+        raise UsageError(f"{formats} exclude each other", hint="give one of them")
+    return run_trials(run, sort=sort, output=asked[0] if asked else "table", results=results)
+
+
+@commands.command(epilog=examples("report", "report results/quickstart --output quickstart.html"))
+def report(
+    run: RunArgument = None,
+    output: Annotated[
+        Path | None, option("FILE", "The file to write. Default: report.html of the run.")
+    ] = None,
+    results: RootOption = Path("results"),
+) -> int:
+    """Write a run as one HTML page: answers first, then figures."""
+    from batchtune.cli.commands.report import run_report
+
+    return run_report(run, output=output, results=results)

@@ -17,7 +17,7 @@ from typing import Final
 from batchtune.errors import ScenarioError, TargetError, UsageError
 from batchtune.system import absolute
 from batchtune.target.container import ask
-from batchtune.wire.encoding import bounded_depth, file_fields, read_part
+from batchtune.wire.encoding import FileBytes, bounded_depth, read_fields
 from batchtune.wire.tfserving.rest_json import read_graph_batching
 
 
@@ -304,17 +304,17 @@ def _named_weights(path: Path) -> list[str]:
     }
 
     def places(kind: str, begin: int, end: int) -> Iterator[str]:
-        for field in file_fields(file, begin, end):
-            part = parts[kind].get(field.number, "")
+        for number, _, content, stop in read_fields(model, begin, end):
+            part = parts[kind].get(number, "")
             if part in parts:
-                yield from places(part, field.content, field.end)
+                yield from places(part, content, stop)
             elif part:
-                entry = file_fields(file, field.content, field.end)
-                texts = [read_part(file, own.content, own.end).decode() for own in entry]
+                texts = [model[at:to].decode() for _, _, at, to in read_fields(model, content, stop)]
                 yield from texts[1:] if texts[0] == "location" else ()
 
     try:
         with path.open("rb") as file, bounded_depth():
+            model = FileBytes(file)
             names = sorted(set(places("model", 0, path.stat().st_size)))
     except (OSError, ValueError, IndexError):
         return []

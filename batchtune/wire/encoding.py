@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -48,7 +48,7 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def read_varint(message: bytes, position: int) -> tuple[int, int]:
+def read_varint(message: bytes | FileBytes, position: int) -> tuple[int, int]:
     """Decode the varint at `position`; return (number, position after it).
 
     Raises:
@@ -90,7 +90,7 @@ def length_delimited(number: int, size: int) -> bytes:
     return varint(number << 3 | LENGTH_DELIMITED) + varint(size)
 
 
-def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def read_fields(message: bytes | FileBytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (field number, wire type, begin, end) of each field in message[position:end].
 
     The value of a field is message[begin:end].
@@ -115,47 +115,16 @@ def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, 
         position = stop
 
 
-class FileField(NamedTuple):
-    """A field of a message in a file: positions of its tag, content and end; value: of a varint, else 0."""
+class FileBytes:
+    """The bytes of an open file, of which only those are read that are asked for: `file[3]`, `file[3:9]`."""
 
-    number: int
-    begin: int
-    content: int
-    end: int
-    value: int
+    def __init__(self, file: BinaryIO) -> None:
+        self._number = file.fileno()
 
-
-def file_fields(file: BinaryIO, begin: int, end: int) -> Iterator[FileField]:
-    """Yield the fields of the message between two positions of a file, without reading their contents.
-
-    Raises ValueError or IndexError where the bytes are no message, or one with groups.
-    """
-    position = begin
-    head_bytes_max = 20  # a tag and a length
-    fixed_bytes = {1: 8, 5: 4}
-    while position < end:
-        head = read_part(file, position, position + head_bytes_max)
-        tag, used = read_varint(head, 0)
-        kind, value = tag & 7, 0
-        if kind == VARINT:
-            value, used = read_varint(head, used)
-            size = 0
-        elif kind == LENGTH_DELIMITED:
-            size, used = read_varint(head, used)
-        elif kind in fixed_bytes:
-            size = fixed_bytes[kind]
-        else:
-            raise ValueError(f"a field of the unknown kind {kind}")
-        content = position + used
-        if content + size > end:
-            raise ValueError("a field ends beyond its message")
-        yield FileField(tag >> 3, position, content, content + size, value)
-        position = content + size
-
-
-def read_part(file: BinaryIO, begin: int, end: int) -> bytes:
-    """Read the bytes between two positions of a file; fewer where it ends before."""
-    return os.pread(file.fileno(), end - begin, begin)
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return os.pread(self._number, place.stop - place.start, place.start)
+        return os.pread(self._number, 1, place)[0]
 
 
 def tfrecords(content: bytes) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cores
 from batchtune.wire.encoding import (
     VARINT,
-    FileField,
-    file_fields,
+    FileBytes,
     length_delimited,
-    read_part,
+    read_fields,
+    read_varint,
     read_varints,
     varint,
 )
@@ -74,13 +74,14 @@ def cut_weights(path: Path) -> tuple[bytes, list[Weight]] | None:
         size = os.fstat(file.fileno()).st_size
         weights: list[Weight] = []
         try:
-            pieces, graph_number = [], 7
-            for field in file_fields(file, 0, size):
-                if field.number == graph_number:
-                    graph = _cut_graph(file, field, path.name, weights)
+            model, copied, pieces, graph_number = FileBytes(file), 0, [], 7
+            for number, _, content, end in read_fields(model, 0, size):
+                if number == graph_number:
+                    graph = _cut_graph(model, content, end, path.name, weights)
                     pieces += [_field(graph_number, graph)]
                 else:
-                    pieces.append(read_part(file, field.begin, field.end))
+                    pieces.append(model[copied:end])
+                copied = end
         except (ValueError, IndexError):
             return None
     return (b"".join(pieces), weights) if weights else None
@@ -103,34 +104,36 @@ def read_weights(path: Path, weights: Sequence[Weight]) -> list[NDArray[Any]]:
     return values
 
 
-def _cut_graph(file: BinaryIO, graph: FileField, file_name: str, weights: list[Weight]) -> bytes:
-    fields = list(file_fields(file, graph.content, graph.end))
-    tables = _looked_up(file, fields)
-    pieces, initializer = [], 5
-    for field in fields:
-        weight = _weight(file, field, tables) if field.number == initializer else None
+def _cut_graph(model: FileBytes, begin: int, end: int, file_name: str, weights: list[Weight]) -> bytes:
+    fields = list(read_fields(model, begin, end))
+    tables = _looked_up(model, fields)
+    pieces, initializer, copied = [], 5, begin
+    for number, _, content, stop in fields:
+        weight = _weight(model, content, stop, tables) if number == initializer else None
         if weight is None:
-            pieces.append(read_part(file, field.begin, field.end))
+            pieces.append(model[copied:stop])
         else:
             weights.append(weight)
             pieces.append(_field(initializer, _elsewhere(weight, file_name)))
+        copied = stop
     return b"".join(pieces)
 
 
-def _looked_up(file: BinaryIO, fields: list[FileField]) -> set[str]:
+def _looked_up(model: FileBytes, fields: list[tuple[int, int, int, int]]) -> set[str]:
     """Return the names that only Gather nodes read; raises ValueError where the graph has subgraphs."""
     looked_up: set[str] = set()
     others: set[str] = set()
     node_number, input_number, operation_number = 1, 1, 4
-    for node in fields:
-        if node.number != node_number:
+    for number, _, begin, end in fields:
+        if number != node_number:
             continue
         inputs, operation = [], ""
-        for field in file_fields(file, node.content, node.end):
-            if field.number == input_number:
-                inputs.append(read_part(file, field.content, field.end).decode())
-            elif field.number == operation_number:
-                operation = read_part(file, field.content, field.end).decode()
+        node = model[begin:end]
+        for own, _, content, stop in read_fields(node, 0, len(node)):
+            if own == input_number:
+                inputs.append(node[content:stop].decode())
+            elif own == operation_number:
+                operation = node[content:stop].decode()
         # Their subgraphs may read initializers that are not among their inputs.
         if operation in {"If", "Loop", "Scan"}:
             raise ValueError("a node with graphs of its own")
@@ -138,27 +141,26 @@ def _looked_up(file: BinaryIO, fields: list[FileField]) -> set[str]:
     return looked_up - others
 
 
-def _weight(file: BinaryIO, initializer: FileField, tables: set[str]) -> Weight | None:
+def _weight(model: FileBytes, begin: int, end: int, tables: set[str]) -> Weight | None:
     """Return an initializer as a Weight if it is one of `tables`, large and plain, else None."""
-    name, data_type, shape, raw = "", 0, [], None
+    name, data_type, shape, position, size = "", 0, [], 0, 0
     raw_data = 9
-    for field in file_fields(file, initializer.content, initializer.end):
-        if field.number == _DIMS:
-            shape += _numbers(file, field)
-        elif field.number == _DATA_TYPE:
-            data_type = field.value
-        elif field.number == _NAME:
-            name = read_part(file, field.content, field.end).decode()
-        elif field.number == raw_data:
-            raw = field
-        elif field.number == _EXTERNAL_DATA or (field.number == _DATA_LOCATION and field.value):
+    for number, _, content, stop in read_fields(model, begin, end):
+        if number == _DIMS:
+            shape += read_varints(model[content:stop])  # packed, or one
+        elif number == _DATA_TYPE:
+            data_type, _ = read_varint(model, content)
+        elif number == _NAME:
+            name = model[content:stop].decode()
+        elif number == raw_data:
+            position, size = content, stop - content
+        elif number == _EXTERNAL_DATA or (number == _DATA_LOCATION and model[content]):
             raise ValueError("weights in other files")
-    if raw is None or raw.end - raw.content < WEIGHT_BYTES_MIN or name not in tables:
+    if size < WEIGHT_BYTES_MIN or name not in tables:
         return None
-    size = raw.end - raw.content
     if size != int(np.prod(shape, dtype=object)) * _ELEMENT_BYTES.get(data_type, 0):
         return None
-    return Weight(name=name, data_type=data_type, shape=tuple(shape), position=raw.content, size=size)
+    return Weight(name=name, data_type=data_type, shape=tuple(shape), position=position, size=size)
 
 
 def _elsewhere(weight: Weight, file_name: str) -> bytes:
@@ -172,12 +174,6 @@ def _elsewhere(weight: Weight, file_name: str) -> bytes:
         pieces.append(_field(_EXTERNAL_DATA, entry))
     pieces.append(varint(_DATA_LOCATION << 3 | VARINT) + varint(1))
     return b"".join(pieces)
-
-
-def _numbers(file: BinaryIO, field: FileField) -> list[int]:
-    """Return the integers of a field, which may hold several (packed) or one."""
-    packed = read_part(file, field.content, field.end)
-    return read_varints(packed) if packed else [field.value]
 
 
 def _field(number: int, content: bytes) -> bytes:

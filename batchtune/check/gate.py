@@ -13,7 +13,13 @@ import numpy as np
 
 from batchtune.batching.parameters import did_you_mean
 from batchtune.errors import UsageError
-from batchtune.measure.quantiles import Estimate, signed_rank_distribution, walsh_averages
+from batchtune.measure.quantiles import (
+    Estimate,
+    hodges_lehmann,
+    signed_rank_bound,
+    signed_rank_distribution,
+    t_quantile,
+)
 from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.units import parse_ratio, rounded
@@ -99,25 +105,6 @@ def planned_looks(
     )
 
 
-def bounds(
-    differences: Sequence[float], *, low_level: float, high_level: float
-) -> tuple[float, float, float]:
-    """Return (median, low, high) of the differences: the Hodges-Lehmann estimate with one-sided bounds.
-
-    `low_level`, `high_level`: probability of error of each bound. A bound is -inf or inf where so few
-    differences allow none at its level; without differences the median is nan.
-    """
-    averages = walsh_averages(differences)
-    if not len(averages):
-        return math.nan, -math.inf, math.inf
-    low, high = _rank(len(differences), low_level), _rank(len(differences), high_level)
-    return (
-        float(np.median(averages)),
-        float(averages[low - 1]) if low else -math.inf,
-        float(averages[-high]) if high else math.inf,
-    )
-
-
 def student_bounds(
     pairs: Sequence[tuple[float, float]], *, low_level: float, high_level: float
 ) -> tuple[float, float]:
@@ -139,21 +126,13 @@ def student_bounds(
         (float(differences.std(ddof=1)) / math.sqrt(count), count - 1),
     )
     low, high = (
-        min((_student(level / 2.0, freedom) * error for error, freedom in errors), default=math.inf)
+        min(t_quantile(1.0 - level / 2.0, freedom) * error for error, freedom in errors)
         if level
         else math.inf
         for level in (low_level, high_level)
     )
     mean = float(differences.mean())
     return mean - low, mean + high
-
-
-@lru_cache(maxsize=512)
-def _student(level: float, freedom: int) -> float:
-    """Return the value that Student's t with so many degrees of freedom exceeds with probability `level`."""
-    from scipy.special import stdtrit
-
-    return float(-stdtrit(freedom, level))
 
 
 def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
@@ -169,17 +148,8 @@ def _spent(blocks: Sequence[int], error_rate: float) -> list[float]:
 
 def _attained(count: int, level: float) -> float:
     """Return the largest level, at most `level`, that the signed-rank test of `count` pairs attains; 0: none."""
-    rank = _rank(count, level)
+    rank = signed_rank_bound(count, level)
     return float(np.cumsum(signed_rank_distribution(count))[rank - 1]) if rank else 0.0
-
-
-@lru_cache(maxsize=512)
-def _rank(count: int, level: float) -> int:
-    """Return the largest k for which the k-th smallest Walsh average is a lower bound at this one-sided
-    level; 0: none."""
-    below = np.cumsum(signed_rank_distribution(count))
-    rounding = 1e-12
-    return int(np.searchsorted(below, level * (1.0 + rounding), side="right"))
 
 
 DEFAULT_MARGINS: Final[Mapping[Metric, float]] = {
@@ -482,11 +452,13 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
     known = [
         worse for worse in (gate.worsening(before, after) for before, after in pairs) if not math.isnan(worse)
     ]
-    value, low, high = bounds(known, low_level=look.flag_level, high_level=look.clear_level)
+    ranked = hodges_lehmann(known, low_level=look.flag_level, high_level=look.clear_level)
     student_low, student_high = student_bounds(
         _sides(gate, pairs), low_level=look.student_flag_level, high_level=look.student_clear_level
     )
-    low, high = min(max(low, student_low), value), max(min(high, student_high), value)
+    # In this order of arguments a gate that no block measured, whose ranks give nan, has bounds of ±inf.
+    low = min(max(student_low, ranked.low), ranked.value)
+    high = max(min(student_high, ranked.high), ranked.value)
     # The noise may raise that margin to 2.5 times the requested one; beyond it the gate stays open.
     clear_limit = max(gate.limit, min(_floor(known, blocks_max), 2.5 * gate.limit))
     state = _state(known, low=low, high=high, limit=gate.limit, clear_limit=clear_limit)
@@ -494,7 +466,7 @@ def find(gate: Gate, blocks: Sequence[BlockFigures], look: Look, *, blocks_max: 
         gate=gate,
         state=state,
         blocks=len(known),
-        worsening=Estimate(value=value, low=low, high=high),
+        worsening=Estimate(value=ranked.value, low=low, high=high),
         margin=gate.margin if state in ("regressed", "improved") else abs(gate.change(clear_limit)),
         before=_median(before for before, _ in pairs),
         after=_median(after for _, after in pairs),
@@ -528,12 +500,12 @@ def _floor(worsenings: Sequence[float], blocks_max: int) -> float:
     """Return the smallest worsening that `blocks_max` blocks could clear, given the spread of those measured;
     0: too few."""
     one_error = 0.1587  # The level of a bound that lies one standard error away.
-    value, _, above = bounds(worsenings, low_level=one_error, high_level=one_error)
-    if math.isinf(above) or not worsenings:
+    centre = hodges_lehmann(worsenings, low_level=one_error, high_level=one_error)
+    if not math.isfinite(centre.high):
         return 0.0
     # A gate is cleared against no less than 4.3 standard errors of the last look: 2.3 of its interval, and
     # 2 so that 19 of 20 unchanged pairs are cleared (tests/benchmarks/check/simulated_check.py).
-    return 4.3 * (above - value) * math.sqrt(len(worsenings) / blocks_max)
+    return 4.3 * (centre.high - centre.value) * math.sqrt(len(worsenings) / blocks_max)
 
 
 def _known(value: float) -> float | None:

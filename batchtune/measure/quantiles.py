@@ -307,18 +307,23 @@ def balanced_orders(arms: Sequence[Arm], *, blocks: int, seed: int) -> list[tupl
     return orders[:blocks]
 
 
-def hodges_lehmann(differences: Sequence[float]) -> Estimate:
+def hodges_lehmann(
+    differences: Sequence[float], *, low_level: float = 0.025, high_level: float = 0.025
+) -> Estimate:
     """Estimate the centre of differences whose distribution is symmetric: the median of the averages of all pairs
-    (Walsh averages), with its 95 % interval; its ends are ±inf below `BLOCKS_NEEDED` differences, all UNDEFINED without
-    any."""
+    (Walsh averages), with a bound on each side; all UNDEFINED without differences.
+
+    `low_level`, `high_level`: probability of error of each bound. A bound is -inf or inf where so few differences allow
+    none at its level, as below `BLOCKS_NEEDED` for a 95 % interval.
+    """
     if not differences:
         return UNDEFINED
     averages = walsh_averages(differences)
-    rank = signed_rank_interval_rank(len(differences))
+    low, high = (signed_rank_bound(len(differences), level) for level in (low_level, high_level))
     return Estimate(
         value=float(np.median(averages)),
-        low=float(averages[rank - 1]) if rank else -math.inf,
-        high=float(averages[-rank]) if rank else math.inf,
+        low=float(averages[low - 1]) if low else -math.inf,
+        high=float(averages[-high]) if high else math.inf,
     )
 
 
@@ -349,16 +354,15 @@ def log_ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
     ]
 
 
-@lru_cache(maxsize=256)
-def signed_rank_interval_rank(count: int) -> int:
-    """Return k such that the k-th smallest and k-th largest Walsh average bound the interval; 0: too few
-    differences.
+@lru_cache(maxsize=512)
+def signed_rank_bound(count: int, level: float = 0.025) -> int:
+    """Return k such that the k-th smallest Walsh average of `count` differences is a lower bound, and the k-th largest
+    an upper one, at this one-sided level; 0: too few differences.
 
-    `count`: number of differences. The largest k with P(W < k) ≤ 2.5 %, where W is the sum of the ranks of the
-    positive differences.
+    The largest k with P(W < k) ≤ `level`, where W is the sum of the ranks of the positive differences.
     """
-    below = np.cumsum(signed_rank_distribution(count))
-    return int(np.searchsorted(below, 0.025 * (1.0 + 1e-12), side="right"))
+    below, rounding = np.cumsum(signed_rank_distribution(count)), 1e-12
+    return int(np.searchsorted(below, level * (1.0 + rounding), side="right"))
 
 
 def signed_rank_distribution(count: int) -> NDArray[np.float64]:
@@ -380,7 +384,7 @@ def detectable_shift(count: int) -> float:
 
     Found: the 95 % interval excludes zero. For normal differences, by simulation with a fixed seed (within 2 %).
     """
-    rank = signed_rank_interval_rank(count)
+    rank = signed_rank_bound(count)
     if not rank:
         return math.inf
     draws = np.random.default_rng(count).standard_normal((4000, count))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 
 import pytest
 
-from batchtune.check.gate import bounds, looks_up_to, planned_looks, student_bounds
+from batchtune.check.gate import looks_up_to, planned_looks, student_bounds
 
 
 @pytest.mark.parametrize("blocks_max", [6, 7, 10, 24, 54, 200])
@@ -63,20 +62,3 @@ def test_students_test_follows_the_pairs_where_the_host_moves_both_sides():
 @pytest.mark.parametrize("pairs", [[], [(0.0, 1.0)] * 2, [(0.0, 1.0), (0.0, 1.0), (0.0, math.inf)]])
 def test_students_test_says_nothing_of_two_blocks_or_of_what_is_infinite(pairs):
     assert student_bounds(pairs, low_level=0.01, high_level=0.01) == (-math.inf, math.inf)
-
-
-def test_bounds_hold_the_truth_as_often_as_stated():
-    """2,000 draws of 10 differences: 2.4 % expected beyond either end, three standard errors allowed."""
-    chance = random.Random(1)
-    above = sum(
-        bounds([chance.gauss(0.0, 1.0) for _ in range(10)], low_level=0.025, high_level=0.025)[1] > 0.0
-        for _ in range(2000)
-    )
-    assert above / 2000 == pytest.approx(0.0244, abs=0.0104)
-
-
-def test_bounds_are_the_median_and_infinite_where_the_level_allows_none():
-    value, low, high = bounds([1.0, 2.0, 4.0], low_level=0.05, high_level=0.05)
-    assert value == statistics.median([1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
-    assert (low, high) == (-math.inf, math.inf)
-    assert math.isnan(bounds([], low_level=0.05, high_level=0.05)[0])

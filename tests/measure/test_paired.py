@@ -19,8 +19,8 @@ from batchtune.measure.quantiles import (
     hodges_lehmann,
     log_ratios,
     ratio_estimate,
+    signed_rank_bound,
     signed_rank_distribution,
-    signed_rank_interval_rank,
     spread_about_zero,
     typical,
 )
@@ -64,7 +64,7 @@ def test_the_rank_is_the_largest_that_keeps_both_tails_within_five_percent(count
     def below(rank: int) -> float:
         return sum(times for total, times in enumerated.items() if total < rank) / 2**count
 
-    rank = signed_rank_interval_rank(count)
+    rank = signed_rank_bound(count)
     assert below(rank) <= 0.025 < below(rank + 1)
     assert (rank == 0) == (count < BLOCKS_NEEDED)
 
@@ -72,12 +72,19 @@ def test_the_rank_is_the_largest_that_keeps_both_tails_within_five_percent(count
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (7, 3), (8, 4), (10, 9), (16, 30), (20, 53), (50, 435)])
 def test_ranks_agree_with_the_published_table(count, rank):
     """Critical values 0, 2, 3, 8, 29, 52, 434 of the signed-rank test, two-sided 5 %; the rank is one more."""
-    assert signed_rank_interval_rank(count) == rank
+    assert signed_rank_bound(count) == rank
 
 
 @given(DIFFERENCES)
 def test_the_estimate_is_the_median_of_all_pairwise_averages(differences):
     assert hodges_lehmann(differences).value == pytest.approx(statistics.median(walsh(differences)), abs=1e-9)
+
+
+def test_each_bound_has_the_level_that_was_asked_for():
+    found = hodges_lehmann(
+        [1.0, 2.0, 4.0], low_level=0.125, high_level=0.124
+    )  # 1 of 8 patterns lies at either end
+    assert (found.value, found.low, found.high) == (2.25, 1.0, math.inf)
 
 
 @settings(max_examples=60, deadline=None)

@@ -392,11 +392,7 @@ class HostNoise:
     def noisy(self) -> bool:
         """Whether stolen CPU time, other programs or the canary (the time of a fixed computation) is beyond its
         limit."""
-        return (
-            self.steal_ratio > MOST_STEAL_RATIO
-            or self.foreign_ratio > MOST_FOREIGN_RATIO
-            or self.canary_change > MOST_CANARY_CHANGE
-        )
+        return any(noted.code in HOST_CODES for noted in self.caveats())
 
     def caveats(self) -> tuple[Coded, ...]:
         """Return a caveat for each sensor beyond its limit, for `notes` of `measure`."""

@@ -51,21 +51,15 @@ class Manifests:
     words: ServerWords
 
 
-class _Literal(str):
-    """A text that YAML is to write as a literal block, line by line."""
-
-    __slots__ = ()
-
-
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML, with `_Literal` as literal blocks."""
+    """Writes YAML, with texts of several lines, such as files, as literal blocks."""
 
 
-def _literally(dumper: yaml.SafeDumper, text: _Literal) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|")
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(_Literal, _literally)
+_Dumper.add_representer(str, _text_node)
 
 
 def format_k8s(configuration: Configuration, file: ParametersFile, *, model: str) -> str:
@@ -264,7 +258,7 @@ def _written(
 ) -> str:
     documents = [changed]
     if _has_file(configuration):
-        data = {file.name: _Literal(file.text)}
+        data = {file.name: file.text}
         documents.insert(0, _object("v1", "ConfigMap", f"{name}-{_VOLUME}", data=data))
     label = " ".join(configuration.label().split())
     how = "kubectl apply --server-side --force-conflicts --field-manager=batchtune --filename=FILE"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from batchtune.errors import BatchingParametersError
 
@@ -28,14 +28,15 @@ _TOKEN = re.compile(
 )
 _CLOSING = {"{": "}", "<": ">"}
 
-Kind: TypeAlias = Literal["number", "name", "string", "mark", "end"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Scalar:
-    """A value that is no message: a number or a word as written, or the text of a string without its quotes."""
+    """A value that is no message: a number or a word as written, or the text of a string without its quotes.
 
-    kind: Literal["number", "name", "string"]
+    Within the parser, any token: also a mark, the end of the text, and a string still in its quotes.
+    """
+
+    kind: Literal["number", "name", "string", "mark", "end"]
     text: str
     line: int
 
@@ -60,13 +61,6 @@ class Field:
     value: Scalar | Message
     line: int
     listed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: Kind
-    text: str
-    line: int
 
 
 def parse_text_proto(text: str, *, source: str) -> Message:
@@ -158,7 +152,7 @@ def described(value: Scalar | Message) -> str:
     return f'"{value.text}"' if value.kind == "string" else value.text
 
 
-def _tokens(text: str, source: str) -> Iterator[_Token]:
+def _tokens(text: str, source: str) -> Iterator[Scalar]:
     position, line = 0, 1
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -169,16 +163,16 @@ def _tokens(text: str, source: str) -> Iterator[_Token]:
             case "newline":
                 line += 1
             case "number" | "name" | "string" | "mark" as kind:
-                yield _Token(kind, match[0], line)
+                yield Scalar(kind, match[0], line)
             case _:
                 pass
-    yield _Token("end", "the end of the text", line)
+    yield Scalar("end", "the end of the text", line)
 
 
 class _Parser:
     """Recursive descent over the tokens; the last token is the end."""
 
-    def __init__(self, tokens: list[_Token], source: str) -> None:
+    def __init__(self, tokens: list[Scalar], source: str) -> None:
         self._tokens = tokens
         self._source = source
         self._at = 0
@@ -198,7 +192,7 @@ class _Parser:
             self._take()
         return Message(fields=tuple(fields), line=line, empty_lists=tuple(empty_lists))
 
-    def _field(self) -> tuple[_Token, list[Field]]:
+    def _field(self) -> tuple[Scalar, list[Field]]:
         name = self._take()
         if name.kind != "name":
             raise failure(self._source, name.line, f"expected a field name, found {name.text!r}")
@@ -237,11 +231,9 @@ class _Parser:
             parts = [_unquoted(token.text)]
             while self._next.kind == "string":
                 parts.append(_unquoted(self._take().text))
-            return Scalar(kind="string", text="".join(parts), line=token.line)
+            return Scalar("string", "".join(parts), token.line)
         if token.kind in {"number", "name"}:
-            return Scalar(
-                kind="number" if token.kind == "number" else "name", text=token.text, line=token.line
-            )
+            return token
         raise failure(self._source, token.line, f"expected a value, found {token.text!r}")
 
     def _begins_block(self, ahead: int) -> bool:
@@ -250,10 +242,10 @@ class _Parser:
         return token.kind == "mark" and token.text in _CLOSING
 
     @property
-    def _next(self) -> _Token:
+    def _next(self) -> Scalar:
         return self._tokens[self._at]
 
-    def _take(self) -> _Token:
+    def _take(self) -> Scalar:
         token = self._tokens[self._at]
         if token.kind != "end":
             self._at += 1

@@ -14,7 +14,15 @@ from batchtune.measure.quantiles import QUANTILES, SHOWN, Estimate
 from batchtune.measure.slo import Limit
 from batchtune.plain_values import Coded, coded, to_plain
 from batchtune.twin.service_time import Fitted, rows_needed, timed
-from batchtune.twin.simulator.simulate import Batcher, Device, Routing, Summary, closed_summary, open_summary
+from batchtune.twin.simulator.simulate import (
+    Batcher,
+    Device,
+    Routing,
+    SimulatedTraffic,
+    Summary,
+    closed_traffic,
+    summary_of,
+)
 from batchtune.twin.traffic import Traffic
 
 MOST_REQUESTS = 40_000
@@ -53,21 +61,15 @@ def play(
         [replace(device, delay_s=device.delay_s + think_s) for device in devices] if think_s else devices
     )
 
+    def drawn(count: int) -> dict[str, Any]:
+        """The requests of either loop, apart from when they are sent."""
+        pool = {"replicas": replicas, "routing": routing, "seed": traffic.seed}
+        return {"rows": traffic.rows_of(count), "lengths": traffic.lengths_of(count), **pool}
+
     def closed(count: int, warm_up_s: float) -> Summary:
-        summary = closed_summary(
-            traffic.clients or 1,
-            count,
-            traffic.rows_of(count),
-            batcher,
-            answering,
-            lengths=traffic.lengths_of(count),
-            warm_up_s=warm_up_s,
-            spread_s=float(devices[0].tau_s[1]),
-            quantiles=tuple(quantiles),
-            replicas=replicas,
-            routing=routing,
-            seed=traffic.seed,
-        )
+        spread_s = float(devices[0].tau_s[1])
+        loop = closed_traffic(traffic.clients or 1, count, spread_s=spread_s, **drawn(count))
+        summary = summary_of(loop, batcher, answering, warm_up_s=warm_up_s, quantiles=quantiles)
         latency_s, mean_latency_s = summary.latency_s - think_s, summary.mean_latency_s - think_s
         return replace(summary, latency_s=latency_s, mean_latency_s=mean_latency_s)
 
@@ -76,18 +78,9 @@ def play(
         few_refused = np.all(played.error_ratio < many_refused_ratio)
         return played if few_refused else closed(count * longer_when_refused, 0.0)
     due_s = traffic.due_s(count)
-    return open_summary(
-        due_s,
-        traffic.rows_of(len(due_s)),
-        batcher,
-        devices,
-        lengths=traffic.lengths_of(len(due_s)),
-        warm_up_s=WARM_UP_SHARE * float(due_s[-1]),
-        quantiles=tuple(quantiles),
-        replicas=replicas,
-        routing=routing,
-        seed=traffic.seed,
-    )
+    requests_due = SimulatedTraffic(due_s=due_s, **drawn(len(due_s)))
+    warm_up_s = WARM_UP_SHARE * float(due_s[-1])
+    return summary_of(requests_due, batcher, devices, warm_up_s=warm_up_s, quantiles=quantiles)
 
 
 def enough_requests(batcher: Batcher, traffic: Traffic) -> int:

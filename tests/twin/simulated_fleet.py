@@ -17,7 +17,7 @@ from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.search.contenders import Space
-from batchtune.twin.simulator.simulate import Batcher, Device, batcher_of, open_summary
+from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, batcher_of, summary_of
 from tests.tune.tune_fakes import OURS, SESSION, FakeClock, FakeFleet, FakeTarget, _Played
 from tests.twin.simulated_run import SimulatedRun, simulate_closed, simulate_open
 from tests.twin.twin_fakes import activity_of
@@ -118,9 +118,8 @@ def true_capacity(scenario: Scenario, configuration: Configuration, device: Devi
     arrivals_s = np.cumsum(np.random.default_rng(5).exponential(1.0, TRUTH_REQUESTS))
     while high - low > 0.005 * high and high > 1.0:
         rate = 0.5 * (low + high)
-        run = open_summary(
-            arrivals_s / rate, rows, scheduler, [device], warm_up_s=0.05 * TRUTH_REQUESTS / rate
-        )
+        traffic = SimulatedTraffic(due_s=arrivals_s / rate, rows=rows)
+        run = summary_of(traffic, scheduler, [device], warm_up_s=0.05 * TRUTH_REQUESTS / rate)
         kept = run.latency_s[0, 1] <= limit.seconds and run.error_ratio[0] <= scenario.slo.error_ratio
         low, high = (rate, high) if kept and run.throughput_rps[0] >= 0.98 * rate else (low, rate)
     return low

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from batchtune.twin.simulator.simulate import (
     Routing,
     Rows,
     SimulatedTraffic,
+    closed_traffic,
     order_statistics,
     run_simulation,
 )
@@ -73,14 +73,6 @@ def simulate_open(
     """
     traffic = SimulatedTraffic(due_s=due_s, rows=rows, replicas=replicas, routing=routing, seed=seed)
     return run_of(run_simulation(traffic, batcher, device))
-
-
-def closed_traffic(
-    clients: int, requests: int, rows: Rows, *, spread_s: float = 0.0, **more: Any
-) -> SimulatedTraffic:
-    """As `closed_summary` makes it."""
-    due_s = spread_s * np.arange(min(clients, requests)) / clients
-    return SimulatedTraffic(due_s=due_s, rows=rows, requests=requests, **more)
 
 
 def simulate_closed(

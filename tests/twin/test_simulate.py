@@ -24,10 +24,10 @@ from batchtune.twin.simulator.simulate import (
     Rows,
     SimulatedTraffic,
     batcher_of,
-    closed_summary,
+    closed_traffic,
     left_out,
-    open_summary,
     run_by_events,
+    summary_of,
 )
 from tests.twin.batch_theory import BatchFormer, batch_chain
 from tests.twin.early_work import run_early
@@ -133,9 +133,8 @@ def test_jitter_has_the_spread_that_pollaczek_and_khinchine_charge_for() -> None
 )
 def test_closed_loops_have_the_throughput_of_the_identities(most: int, timeout: float, clients: int) -> None:
     batcher = Batcher(max_batch_size=most, batch_timeout_s=timeout)
-    summary = closed_summary(
-        clients, 4000, 1, batcher, [Device(tau_s=linear((0.5, 2.0), most))], warm_up_s=100.0
-    )
+    device = Device(tau_s=linear((0.5, 2.0), most))
+    summary = summary_of(closed_traffic(clients, 4000, 1), batcher, [device], warm_up_s=100.0)
     expected = closed_loop_rps(clients, per_row_s=0.5, fixed_s=2.0, batch_rows_max=most, timeout_s=timeout)
     assert summary.throughput_rps[0] == pytest.approx(expected, rel=0.01)
     assert summary.mean_latency_s[0] * summary.throughput_rps[0] == pytest.approx(clients, rel=0.01)  # Little
@@ -146,9 +145,8 @@ def test_overload_is_served_at_the_rate_of_saturation(device: dict[str, float]) 
     tau = linear((0.1, 1.0), 16)
     batcher = Batcher(max_batch_size=16, batch_threads=3)
     saturation = saturation_rows_per_s(tau, threads=3, **device)
-    summary = open_summary(
-        poisson_due(1.5 * saturation, 50_000), 1, batcher, [Device(tau_s=tau, **device)], warm_up_s=50.0
-    )
+    traffic = SimulatedTraffic(due_s=poisson_due(1.5 * saturation, 50_000), rows=1)
+    summary = summary_of(traffic, batcher, [Device(tau_s=tau, **device)], warm_up_s=50.0)
     assert summary.throughput_rps[0] == pytest.approx(saturation, rel=0.01)
     assert summary.busy_ratio[0] == pytest.approx(1.0, abs=1e-3)
 
@@ -389,7 +387,8 @@ def test_a_summary_says_what_its_runs_say() -> None:
     due = poisson_due(5.0, 20_000)
     batcher = Batcher(max_batch_size=8, batch_timeout_s=0.2, max_enqueued_batches=2)
     devices = [Device(tau_s=linear((0.1, 0.3), 8) * factor, jitter_ratio=0.2) for factor in (0.8, 1.0, 1.6)]
-    summary = open_summary(due, 1, batcher, devices, warm_up_s=100.0, quantiles=(0.5, 0.95), seed=3)
+    traffic = SimulatedTraffic(due_s=due, rows=1, seed=3)
+    summary = summary_of(traffic, batcher, devices, warm_up_s=100.0, quantiles=(0.5, 0.95))
     assert summary.latency_s.shape == (3, 2)
     for draw, device in enumerate(devices):
         run = simulate_open(due, 1, batcher, device, seed=3)
@@ -410,7 +409,8 @@ def test_busy_ratio_is_the_utilisation_law() -> None:
     # U = X E[τ(B)] / E[B]: one worker, so its busy share
     due, tau = poisson_due(2.0, 200_000), linear((0.1, 0.3), 8)
     for device in (Device(tau_s=tau), Device(tau_s=tau, front_end_s=1e-9)):  # either kernel
-        summary = open_summary(due, 1, Batcher(max_batch_size=8), [device], warm_up_s=0.0)
+        traffic = SimulatedTraffic(due_s=due, rows=1)
+        summary = summary_of(traffic, Batcher(max_batch_size=8), [device], warm_up_s=0.0)
         assert summary.busy_ratio[0] == pytest.approx(batch_chain(2.0, tau).busy_ratio, rel=0.01)
 
 

@@ -20,10 +20,10 @@ from batchtune.tune.search.contenders import ROWS_MAX
 from batchtune.twin.simulator.simulate import (
     Batcher,
     Device,
-    Summary,
+    SimulatedTraffic,
     batcher_of,
-    closed_summary,
-    open_summary,
+    closed_traffic,
+    summary_of,
 )
 
 MISLEADING = 0.2
@@ -140,16 +140,8 @@ class Curve:
     def closed(self, configuration: Configuration, clients: int) -> CurvePrediction:
         """Predict a closed loop of this many clients, by simulation."""
         requests, turns = 600, 8
-        summary = closed_summary(
-            clients,
-            max(requests, turns * clients),
-            self._rows,
-            self._batcher(configuration),
-            [self._device()],
-            warm_up_s=0.0,
-            quantiles=self._quantiles,
-        )
-        return self._prediction(summary)
+        traffic = closed_traffic(clients, max(requests, turns * clients), self._rows)
+        return self._prediction(traffic, self._batcher(configuration))
 
     def open(self, configuration: Configuration, rate_rps: float) -> CurvePrediction:
         """Predict Poisson arrivals at `rate_rps` requests/s, by simulation."""
@@ -169,17 +161,14 @@ class Curve:
         batches = 60  # Requests of a simulated run, at least and at most: so many full batches between.
         requests = batches * (batcher.max_batch_size or 1) // self._rows
         arrivals = self._arrivals[: min(max(requests, _ARRIVALS[0]), _ARRIVALS[1])]
-        summary = open_summary(
-            arrivals / rate_rps,
-            self._rows,
-            batcher,
-            [self._device()],
-            warm_up_s=0.1 * len(arrivals) / rate_rps,
-            quantiles=self._quantiles,
-        )
-        return self._prediction(summary)
+        traffic = SimulatedTraffic(due_s=arrivals / rate_rps, rows=self._rows)
+        return self._prediction(traffic, batcher, warm_up_s=0.1 * len(arrivals) / rate_rps)
 
-    def _prediction(self, summary: Summary) -> CurvePrediction:
+    def _prediction(
+        self, traffic: SimulatedTraffic, batcher: Batcher, *, warm_up_s: float = 0.0
+    ) -> CurvePrediction:
+        device, quantiles = self._device(), self._quantiles
+        summary = summary_of(traffic, batcher, [device], warm_up_s=warm_up_s, quantiles=quantiles)
         latency_s = dict(zip(self._quantiles, map(float, summary.latency_s[0]), strict=True))
         shares = [latency_s[quantile] / limit for quantile, limit in self._limits_s.items()]
         too_many = float(summary.error_ratio[0]) > max(self._error_ratio, 0.01)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,67 +140,32 @@ def left_out(configuration: Configuration) -> tuple[str, ...]:
     return (TRITONS_AHEAD, *(f"{name} is not simulated" for name in named))
 
 
-def open_summary(  # noqa: PLR0913 traffic, batcher, devices, and what to count
-    due_s: NDArray[np.float64],
-    rows: Rows,
+def summary_of(
+    traffic: SimulatedTraffic,
     batcher: Batcher,
     devices: Sequence[Device],
     *,
     warm_up_s: float,
-    lengths: NDArray[np.int32] | None = None,
     quantiles: Sequence[float] = (0.5, 0.95, 0.99),
-    replicas: int = 1,
-    routing: Routing = "round_robin",
-    seed: int = 1,
 ) -> Summary:
-    """Simulate an open loop on each device; returns figures of shape (devices,).
+    """Simulate traffic on each device; returns figures of shape (devices,).
 
-    `due_s`: seconds, ascending, shape (requests,). `rows`, `lengths`: of each request, shape (requests,);
-    `rows` may be one number. Requests due before `warm_up_s` do not count. `seed`: of the jitter and the
-    random routes, which are equal for all devices.
-
-    Raises:
-        ValueError: due times are not finite and ascending, a request has no row, or there is no request.
+    Requests due before `warm_up_s` do not count. Jitter and random routes are equal for all devices.
     """
-    traffic = SimulatedTraffic(
-        due_s=due_s, rows=rows, lengths=lengths, replicas=replicas, routing=routing, seed=seed
-    )
     outcomes = (run_simulation(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
     return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)
 
 
-def closed_summary(  # noqa: PLR0913 as open_summary
-    clients: int,
-    requests: int,
-    rows: Rows,
-    batcher: Batcher,
-    devices: Sequence[Device],
-    *,
-    warm_up_s: float,
-    lengths: NDArray[np.int32] | None = None,
-    spread_s: float = 0.0,
-    quantiles: Sequence[float] = (0.5, 0.95, 0.99),
-    replicas: int = 1,
-    routing: Routing = "round_robin",
-    seed: int = 1,
-) -> Summary:
-    """Simulate a closed loop on each device, until `requests` requests were sent in all; returns figures of shape
-    (devices,).
+def closed_traffic(
+    clients: int, requests: int, rows: Rows, *, spread_s: float = 0.0, **more: Any
+) -> SimulatedTraffic:
+    """Make a closed loop of `clients` that ends when `requests` were sent in all; `more`: as `SimulatedTraffic`.
 
     The clients send their first requests one after another over `spread_s` seconds. A client whose request is refused
     sends again after the front end's time and the delay, but not before 0.1 ms.
     """
-    traffic = SimulatedTraffic(
-        due_s=spread_s * np.arange(min(clients, requests)) / clients,
-        rows=rows,
-        requests=requests,
-        lengths=lengths,
-        replicas=replicas,
-        routing=routing,
-        seed=seed,
-    )
-    outcomes = (run_simulation(traffic, batcher, device, count_from_s=warm_up_s) for device in devices)
-    return summarise(outcomes, warm_up_s=warm_up_s, quantiles=quantiles)
+    due_s = spread_s * np.arange(min(clients, requests)) / clients
+    return SimulatedTraffic(due_s=due_s, rows=rows, requests=requests, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +174,7 @@ class SimulatedTraffic:
     sent when an earlier one is answered.
 
     `requests`: how many in all; None: as many as `due_s`. `rows`, `lengths`: of each request, or `rows` one number for
-    all; `lengths` None: lengths do not matter.
+    all; `lengths` None: lengths do not matter. `seed`: of the jitter and the random routes.
 
     Raises:
         ValueError: due times are not finite and ascending, a request has no row, or there is no request or replica.

@@ -21,7 +21,7 @@ import numpy as np
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
-from batchtune.twin.simulator.simulate import closed_summary, open_summary
+from batchtune.twin.simulator.simulate import SimulatedTraffic, closed_traffic, summary_of
 from tests.benchmarks.noisy.devices import DEVICES, SimulatedDevice
 from tests.benchmarks.noisy.hosts import HOSTS, Guard, VirtualClock
 from tests.benchmarks.noisy.product import answer, new_users_scenario
@@ -65,13 +65,12 @@ def true_value(device: SimulatedDevice, configuration: Configuration, question: 
     batcher, devices = device.batcher(configuration), [device.device()]
     if question.clients:
         requests = max(REQUESTS // 2, TURNS * question.clients)
-        said = closed_summary(
-            question.clients, requests, device.rows, batcher, devices, warm_up_s=0.0, quantiles=(0.95,)
-        )
+        traffic, warm_up_s = closed_traffic(question.clients, requests, device.rows), 0.0
     else:
         due_s = np.cumsum(np.random.default_rng(3).exponential(1.0 / question.rate_rps, REQUESTS))
         warm_up_s = 0.05 * float(due_s[-1])
-        said = open_summary(due_s, device.rows, batcher, devices, warm_up_s=warm_up_s, quantiles=(0.95,))
+        traffic = SimulatedTraffic(due_s=due_s, rows=device.rows)
+    said = summary_of(traffic, batcher, devices, warm_up_s=warm_up_s, quantiles=(0.95,))
     p95_s = float(said.latency_s[0, 0])
     if p95_s > device.p95_ms / 1e3 or said.error_ratio[0] > ERROR_RATIO:
         return 0.0

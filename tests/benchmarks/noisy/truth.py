@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.twin.simulator.simulate import Batcher, open_summary
+from batchtune.twin.simulator.simulate import Batcher, SimulatedTraffic, summary_of
 from tests.benchmarks.noisy.devices import CPUS, DEVICES, SimulatedDevice
 
 REQUESTS = 40_000
@@ -120,9 +120,8 @@ def _most_rps(device: SimulatedDevice, batcher: Batcher, size: int) -> float:
 
 def _is_held(device: SimulatedDevice, batcher: Batcher, due_s: NDArray[np.float64]) -> bool:
     rate_rps = len(due_s) / float(due_s[-1])
-    summary = open_summary(
-        due_s, device.rows, batcher, [device.device()], warm_up_s=0.05 * float(due_s[-1]), quantiles=(0.95,)
-    )
+    traffic, warm_up_s = SimulatedTraffic(due_s=due_s, rows=device.rows), 0.05 * float(due_s[-1])
+    summary = summary_of(traffic, batcher, [device.device()], warm_up_s=warm_up_s, quantiles=(0.95,))
     return bool(
         summary.latency_s[0, 0] <= device.p95_ms / 1e3
         and summary.error_ratio[0] <= ERROR_RATIO

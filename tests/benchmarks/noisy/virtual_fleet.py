@@ -20,11 +20,17 @@ from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.load.worker_process import DRAIN_AFTER_STOP_S
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.target.telemetry import Counters
-from batchtune.twin.simulator.simulate import Batcher, Device, Outcome, SimulatedTraffic, run_simulation
+from batchtune.twin.simulator.simulate import (
+    Batcher,
+    Device,
+    Outcome,
+    SimulatedTraffic,
+    closed_traffic,
+    run_simulation,
+)
 from tests.benchmarks.noisy.devices import SimulatedDevice
 from tests.benchmarks.noisy.hosts import Host, VirtualClock, stalls_of
 from tests.tune.tune_fakes import OURS, SESSION, FakeTarget
-from tests.twin.simulated_run import closed_traffic
 
 LOOKS_PER_S = 4
 CLIENT_CPU_S = 2e-6

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, open_summary, summarise
+from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, summarise, summary_of
 from tests.twin.early_work import run_early
 
 RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3
@@ -88,8 +88,8 @@ def print_prediction() -> None:
     usual = {"max_batch_size": ROWS_MAX, "batch_timeout_s": TIMEOUT_S, "batch_threads": THREADS}
     # as a unit a batch holds the device, which is serial, only for its own part, which tau of the unit is not
     unit = Device(tau_s=device_s + EARLY_CPU_S * rows)
-    shared = open_summary(due_s, 1, Batcher(**usual, max_enqueued_batches=100), [unit], warm_up_s=1.0)
     traffic, device = SimulatedTraffic(due_s=due_s, rows=1), Device(tau_s=device_s, serial=True)
+    shared = summary_of(traffic, Batcher(**usual, max_enqueued_batches=100), [unit], warm_up_s=1.0)
     early = run_early(traffic, Batcher(**usual), device, EARLY_CPU_S, count_from_s=1.0)
     streaming = summarise([early], warm_up_s=1.0, quantiles=(0.5, 0.95, 0.99))
     print("predicted       p50 ms  p95 ms  p99 ms  mean batch rows  refused %")

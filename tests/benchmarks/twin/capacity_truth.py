@@ -11,7 +11,7 @@ import numpy as np
 
 from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE, Configuration
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.twin.simulator.simulate import Device, open_summary
+from batchtune.twin.simulator.simulate import Device, SimulatedTraffic, summary_of
 from tests.tune.tune_fakes import scenario_of
 from tests.twin.simulated_fleet import batcher, true_capacities
 
@@ -83,7 +83,8 @@ def true_capacity_rps(case: Case, configuration: Configuration, factor: float) -
 
         def keeps(rate_rps: float, arrivals_s: np.ndarray = arrivals_s) -> bool:
             warm_up_s = 0.02 * TRUTH_REQUESTS / rate_rps
-            run = open_summary(arrivals_s / rate_rps, 1, scheduler, [device], warm_up_s=warm_up_s)
+            traffic = SimulatedTraffic(due_s=arrivals_s / rate_rps, rows=1)
+            run = summary_of(traffic, scheduler, [device], warm_up_s=warm_up_s)
             return bool(run.latency_s[0, 1] <= limit_s and run.error_ratio[0] <= 0.01)
 
         found.append(_highest(keeps, most_rps))

@@ -21,7 +21,7 @@ import numpy as np
 if "--fresh" in sys.argv:
     environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp()
 
-from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, open_summary, run_by_events
+from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, run_by_events, summary_of
 from tests.twin.simulated_run import simulate_closed, simulate_open
 
 REQUESTS = 1_000_000
@@ -80,7 +80,7 @@ def main() -> None:
     short, devices = np.cumsum(gaps[:20_000]) * PER_ROW_MS / 0.5, [device] * 30
     say(
         "summary of 30 draws of 20,000 requests, plain kernel",
-        lambda: open_summary(short, 1, greedy, devices, warm_up_s=100.0),
+        lambda: summary_of(SimulatedTraffic(due_s=short, rows=1), greedy, devices, warm_up_s=100.0),
         30 * 20_000,
     )
 

@@ -29,11 +29,11 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import placed
 from batchtune.tune.search.contenders import Space, reference_configurations
 from batchtune.tune.trials.trial import Trial
-from batchtune.twin.simulator.simulate import Device, batcher_of, run_simulation
+from batchtune.twin.simulator.simulate import Device, batcher_of, closed_traffic, run_simulation
 from tests.benchmarks.replay.record_table import TABLES, Cell, record
 from tests.benchmarks.zoo.zoo_models import Emulated
 from tests.benchmarks.zoo.zoo_target import ZooTarget
-from tests.twin.simulated_run import SimulatedRun, closed_traffic, run_of, simulate_open
+from tests.twin.simulated_run import SimulatedRun, run_of, simulate_open
 
 REQUESTS = 30_000
 """Of one simulated run: p95 is then known within 2 %, throughput and capacity within 1 %."""

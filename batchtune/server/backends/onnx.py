@@ -240,14 +240,16 @@ def load_onnx_model(version_directory: Path, options: ServerFlags) -> LoadedMode
 
 def _model(onnxruntime: Any, path: Path, session_options: Any) -> tuple[str | bytes, list[Any]]:
     """Return (path or serialised model for a session, tables that must live as long as the session)."""
-    cut = cut_weights(path) if path.exists() else None
+    # ONNX Runtime refuses tables in a file to which a link outside of its folder leads.
+    file = path.resolve()
+    cut = cut_weights(file) if file.exists() else None
     if cut is None:
         return str(path), []
     proto, weights = cut
     weights_beside = "session.model_external_initializers_file_folder_path"
-    session_options.add_session_config_entry(weights_beside, str(path.parent))
+    session_options.add_session_config_entry(weights_beside, str(file.parent))
     tables = []
-    for weight, array in zip(weights, read_weights(path, weights), strict=True):
+    for weight, array in zip(weights, read_weights(file, weights), strict=True):
         table = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.data_type)
         session_options.add_initializer(weight.name, table)
         tables.append(table)

@@ -69,6 +69,17 @@ def test_a_table_is_used_where_it_was_read(
     np.testing.assert_array_equal(run({"x": rows})["y"], table[[4, len(table) - 1]])
 
 
+def test_a_table_of_a_linked_file_is_used(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    table = table_of("float32")
+    (tmp_path / "kept").mkdir()
+    file = save(tmp_path / "kept", table).rename(tmp_path / "kept/ranker.onnx")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/model.onnx").symlink_to(file)  # as `sweep ranker.onnx` lays a file out
+    run = load_model(tmp_path / "1", ServerFlags(device="cpu")).runs["serving_default"]
+    np.testing.assert_array_equal(run({"x": np.array([7])})["y"], table[[7]])
+
+
 def test_the_values_are_read_from_the_file_alone(tmp_path: Path) -> None:
     path = save(tmp_path, table_of("float32"))
     _, (weight,) = cut(path)

@@ -358,14 +358,12 @@ class HostReading:
     CPUs that were named; `canary_s`: seconds that a fixed computation took."""
 
     monotonic_s: float
-    steal_ticks: int | None
-    cpu_ticks: int | None
+    # Of user programs, nice ones, system calls, idle, iowait, irq, softirq, steal; (): not reported.
+    ticks: tuple[int, ...]
     # Total time in which some task of `pressed` waited for a CPU.
     pressure_s: float | None
     # Median time of a fixed loop.
     canary_s: float
-    # Those that programs used, interrupts left out.
-    busy_ticks: int | None = None
     pressed: Pressed | None = None
     # CPU time of this process so far.
     own_cpu_s: float = 0.0
@@ -457,10 +455,13 @@ def noise_between(
     server and client between the readings; None: not known. Of the two canaries the faster counts: a single slow one
     was perhaps only preempted, two mean that the clock or the neighbours changed.
     """
-    steal_ratio = 0.0
-    if None not in (before.steal_ticks, after.steal_ticks, before.cpu_ticks, after.cpu_ticks):
-        ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
-        steal_ratio = ((after.steal_ticks or 0) - (before.steal_ticks or 0)) / ticks if ticks > 0 else 0.0
+    spent = [now - then for then, now in zip(before.ticks, after.ticks, strict=False)]
+    ticks, steal_ratio, foreign_ratio = sum(spent), 0.0, 0.0
+    if ticks > 0:
+        steal_ratio = spent[7] / ticks
+    if ticks > 0 and loaded_cpu_s is not None:  # interrupts are nobody's
+        ours_s = loaded_cpu_s + after.own_cpu_s - before.own_cpu_s
+        foreign_ratio = max(0.0, sum(spent[:3]) / TICKS_PER_S - ours_s) / (ticks / TICKS_PER_S)
     pressure_ratio = 0.0
     elapsed_s = after.monotonic_s - before.monotonic_s
     pressed = after.pressed if after.pressed == before.pressed else None
@@ -473,21 +474,8 @@ def noise_between(
         canary_change=canary_s / usual_canary_s - 1.0 if usual_canary_s else 0.0,
         pressed=pressed,
         canary_s=canary_s,
-        foreign_ratio=0.0 if loaded_cpu_s is None else _foreign_ratio(before, after, loaded_cpu_s),
+        foreign_ratio=foreign_ratio,
     )
-
-
-def _foreign_ratio(before: HostReading, after: HostReading, loaded_cpu_s: float) -> float:
-    """Return the CPU time of user programs and system calls, less that of server, client and this process,
-    over the time of those CPUs; 0 where the kernel does not report it. Interrupts are nobody's."""
-    if None in (before.busy_ticks, after.busy_ticks, before.cpu_ticks, after.cpu_ticks):
-        return 0.0
-    ticks = (after.cpu_ticks or 0) - (before.cpu_ticks or 0)
-    if ticks <= 0:
-        return 0.0
-    busy_s = ((after.busy_ticks or 0) - (before.busy_ticks or 0)) / TICKS_PER_S
-    ours_s = loaded_cpu_s + after.own_cpu_s - before.own_cpu_s
-    return max(0.0, busy_s - ours_s) / (ticks / TICKS_PER_S)
 
 
 def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) -> HostReading:
@@ -496,15 +484,13 @@ def read_host(cpus: Collection[int] | None = None, *, root: Path = Path("/")) ->
     ours = schedulable_cpus() if cpus is None else frozenset(cpus)
     by_cpu = _ticks_by_cpu(root / "proc" / "stat")
     lines = [ticks for cpu, ticks in by_cpu.items() if cpu in ours]
-    ticks = [sum(column) for column in zip(*lines, strict=True)] or None
+    ticks = tuple(sum(column) for column in zip(*lines, strict=True))
     pressed, pressure_s = _pressure(root, whole=ours >= by_cpu.keys())
     return HostReading(
         monotonic_s=time.monotonic(),
-        steal_ticks=None if ticks is None else ticks[7],
-        cpu_ticks=None if ticks is None else sum(ticks),
+        ticks=ticks,
         pressure_s=pressure_s,
         pressed=pressed,
-        busy_ticks=None if ticks is None else sum(ticks[:3]),
         own_cpu_s=time.process_time(),
         canary_s=statistics.median(_canary_s() for _ in range(5)),
     )

@@ -20,7 +20,7 @@ from batchtune.load.cluster import cluster_fleet
 from batchtune.measure import caveats as host
 from batchtune.measure.caveats import HostReading
 
-QUIET = HostReading(monotonic_s=0.0, steal_ticks=None, cpu_ticks=None, pressure_s=None, canary_s=0.01)
+QUIET = HostReading(monotonic_s=0.0, ticks=(), pressure_s=None, canary_s=0.01)
 
 
 def undisturbed(stack: ExitStack) -> None:

@@ -405,18 +405,21 @@ def test_every_caveat_comes_with_advice_and_a_known_code() -> None:
     assert from_plain(Coded, to_plain(behind)) == behind
 
 
-def reading(**figures: Any) -> HostReading:
-    plain = HostReading(monotonic_s=0.0, steal_ticks=0, cpu_ticks=0, pressure_s=0.0, canary_s=0.001)
-    return replace(plain, **figures)
+def reading(*, total: int = 0, steal: int = 0, busy: int = 0, **figures: Any) -> HostReading:
+    ticks = (busy, 0, 0, total - busy - steal, 0, 0, 0, steal)
+    return replace(
+        HostReading(monotonic_s=0.0, ticks=ticks, pressure_s=0.0, canary_s=0.001),
+        **figures,
+    )
 
 
 def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
     quiet = noise_between(
-        reading(), reading(cpu_ticks=1000, steal_ticks=10, monotonic_s=5.0), usual_canary_s=0.001
+        reading(), reading(total=1000, steal=10, monotonic_s=5.0), usual_canary_s=0.001
     )
     assert not quiet.noisy
     assert not quiet.caveats()
-    stolen = noise_between(reading(), reading(cpu_ticks=1000, steal_ticks=30, monotonic_s=5.0))
+    stolen = noise_between(reading(), reading(total=1000, steal=30, monotonic_s=5.0))
     assert [each.code for each in stolen.caveats()] == ["host_steal"]
     slow = noise_between(
         reading(canary_s=0.0012), reading(canary_s=0.0011, monotonic_s=5.0), usual_canary_s=0.001
@@ -433,11 +436,11 @@ def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
 
 def test_other_programs_make_the_host_noisy_and_our_own_do_not() -> None:
     """Ten seconds of two CPUs; 100 ticks a second. Ours: 4 s of server and client, 1 s of this process."""
-    before = reading(busy_ticks=0)
+    before = reading()
 
     def after(busy_s: float) -> HostReading:
         ticks = round(busy_s * TICKS_PER_S)
-        return reading(cpu_ticks=20 * TICKS_PER_S, busy_ticks=ticks, own_cpu_s=1.0, monotonic_s=10.0)
+        return reading(total=20 * TICKS_PER_S, busy=ticks, own_cpu_s=1.0, monotonic_s=10.0)
 
     ours = noise_between(before, after(5.2), loaded_cpu_s=4.0)
     assert ours.foreign_ratio == pytest.approx(0.01)
@@ -494,7 +497,7 @@ def test_a_warm_up_shorter_than_the_settings_call_for_is_told() -> None:
 
 def test_a_kernel_that_tells_nothing_is_quiet(tmp_path) -> None:
     untold = read_host(root=tmp_path)
-    assert untold.steal_ticks is None
+    assert not untold.ticks
     assert untold.pressure_s is None
     assert not noise_between(untold, untold).noisy
 
@@ -509,7 +512,7 @@ def test_proc_files_are_read_as_the_kernel_writes_them(tmp_path) -> None:
     machine_file(tmp_path, "proc/stat", "cpu  101 2 53 800 5 0 3 42 0 0\ncpu3 100 0 50 800 5 0 3 42 0 0\n")
     machine_file(tmp_path, "proc/pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
     told = read_host([3], root=tmp_path)
-    assert (told.steal_ticks, told.cpu_ticks, told.pressure_s) == (42, 1000, 2.5)
+    assert (told.ticks, told.pressure_s) == ((100, 0, 50, 800, 5, 0, 3, 42), 2.5)
     assert told.pressed == "this machine"
 
 

@@ -264,7 +264,7 @@ def _is_plain(traffic: SimulatedTraffic, batcher: Batcher, device: Device) -> bo
         traffic.requests is None
         and isinstance(traffic.rows, int)
         and traffic.lengths is None
-        and (traffic.replicas == 1 or traffic.routing != "least_loaded")
+        and traffic.replicas == 1
         and device.front_end_s == 0.0
         and (device.serial or device.contention == 0.0 or batcher.batch_threads == 1)
         and (limit is None or (traffic.rows <= limit and limit % traffic.rows == 0))
@@ -290,39 +290,18 @@ def plain_plan(batcher: Batcher, device: Device, size: int, count_from_s: float)
 def _run_plain(
     traffic: SimulatedTraffic, batcher: Batcher, device: Device, count_from_s: float
 ) -> Outcome | None:
-    """Simulate each replica by itself, since its arrivals do not depend on the others, by the plain kernel.
-
-    None: a queue gets full, which that kernel cannot simulate.
-    """
+    """Simulate by the plain kernel; None: a queue gets full, which that kernel cannot simulate."""
     from batchtune.twin.simulator.event_kernel import QUEUE_FULL, simulate_plain
 
     rows, count = int(np.max(traffic.rows)), len(traffic.due_s)
     limit = batcher.batch_rows_max
     size = 1 if limit is None else min(limit // rows, count)
     plan = plain_plan(batcher, device, size, count_from_s)
+    run = new_plain_run(count, plan.threads)
     cost_s = np.ascontiguousarray(costs_s(batcher, device.tau_s, size * rows)[::rows])
-    whole, normals = new_plain_run(count, plan.threads), normals_of(traffic.seed)
-    route = _route(traffic, count)
-    batches_before = 0
-    for index in range(traffic.replicas):
-        mine = np.flatnonzero(route == index) if traffic.replicas > 1 else slice(None)
-        due_s = np.ascontiguousarray(traffic.due_s[mine], np.float64)
-        if not len(due_s):
-            continue
-        run = new_plain_run(len(due_s), plan.threads)
-        jitter = np.roll(normals, index) if index else normals
-        batches = simulate_plain(due_s, cost_s, jitter, plan, run)
-        if batches == QUEUE_FULL:
-            return None
-        whole.latency_s[mine] = run.latency_s
-        whole.batch[mine] = run.batch + batches_before
-        here = slice(batches_before, batches_before + batches)
-        whole.batch_requests[here] = run.batch_requests[:batches]
-        whole.batch_start_s[here] = run.batch_start_s[:batches]
-        whole.totals[0] += run.totals[0]
-        whole.totals[1] = max(whole.totals[1], run.totals[1])
-        batches_before += batches
-    return plain_outcome(traffic, whole, batches_before, rows)
+    due_s = np.ascontiguousarray(traffic.due_s, np.float64)
+    batches = simulate_plain(due_s, cost_s, normals_of(traffic.seed), plan, run)
+    return None if batches == QUEUE_FULL else plain_outcome(traffic, run, batches, rows)
 
 
 def new_plain_run(count: int, threads: int) -> PlainRun:
@@ -458,8 +437,7 @@ class Outcome:
     due_s, latency_s: [requests], seconds; the latency of a refused request is inf.
     batch: [requests], number of the batch of each request (of its first part if it was split); -1: refused.
     batch_rows, batch_start_s: [batches], rows before padding, and when a thread took the batch (on a serial device it
-    may have waited then). Batches are numbered in the order in which they were opened, with several replicas replica by
-    replica where these run apart.
+    may have waited then). Batches are numbered in the order in which they were opened.
     busy_s: seconds in which devices were busy, summed over all replicas, from `count_from_s` on.
     last_done_s: when the last answer came.
     """

@@ -276,6 +276,8 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     match outcome_of(other):
         case "unknown" if other.gain is not None and other.gain.low <= 0.0:
             return f"The gain over {name} was not measured."
+        case "unknown" if other.capacity is not None and not other.capacity.held_rps:
+            return f"How much is gained over {name} is not known: {_met_none(other, lone)}."
         case "open" | "unknown":
             is_disturbed = other.gain is None and HOST_CODES & {caveat.code for caveat in other.caveats}
             why = ", since the host was disturbed" if is_disturbed else ""
@@ -285,13 +287,17 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
         case "none":
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
-            never = "" if other.keeps else f" No rate tried met the SLO {_under(other.name)}{lone}."
-            if other.capacity is not None and other.capacity.is_untried:
-                never = (
-                    f" No rate was tried {_under(other.name)}, only closed loops, which missed the SLO{lone}."
-                )
+            never = "" if other.keeps else f" {capitalised(_met_none(other, lone))}."
             guess = ", if that guess holds" if is_guess(chosen) else ""
             return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}{guess}.{never}"
+
+
+def _met_none(other: Compared, lone: str) -> str:
+    """State that no rate tried met the SLO; where none was tried, that the closed loops missed it."""
+    under = _under(other.name)
+    if other.capacity is not None and other.capacity.is_untried:
+        return f"no rate was tried {under}, only closed loops, which missed the SLO{lone}"
+    return f"no rate tried met the SLO {under}{lone}"
 
 
 def _missed(other: Compared, misses: str = "misses") -> str:

@@ -414,9 +414,7 @@ def reading(*, total: int = 0, steal: int = 0, busy: int = 0, **figures: Any) ->
 
 
 def test_steal_and_a_slow_canary_make_the_host_noisy() -> None:
-    quiet = noise_between(
-        reading(), reading(total=1000, steal=10, monotonic_s=5.0), usual_canary_s=0.001
-    )
+    quiet = noise_between(reading(), reading(total=1000, steal=10, monotonic_s=5.0), usual_canary_s=0.001)
     assert not quiet.noisy
     assert not quiet.caveats()
     stolen = noise_between(reading(), reading(total=1000, steal=30, monotonic_s=5.0))

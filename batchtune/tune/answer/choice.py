@@ -24,6 +24,8 @@ class Capacities:
 
     def __init__(self, search: CapacitySearch) -> None:
         self.search = search
+        self.beside: Contender | None = None
+        """The recommended contender, with which others are compared; None: nobody is recommended yet."""
 
     def value(self, contender: Contender) -> float:
         """Return the rate that is stated as held for a contender, requests/s; 0: none."""
@@ -54,17 +56,26 @@ class Capacities:
 
     def ends(self, contender: Contender) -> tuple[float, float]:
         """Return (held, missed) of a contender's bracket as it is stated, requests/s: the highest rate held (0: none),
-        and the lowest rate missed (inf: none is known)."""
-        said = self.capacity(contender)
-        if said is None:
-            return 0.0, max(self.search.upper(contender), 0.0)
-        least_rps = self.search.upper(contender) if said.missed_rps is None else said.missed_rps
-        return said.held_rps, max(least_rps, said.held_rps)
+        and the lowest rate missed (inf: none is known, or a disturbed host made a reference miss it)."""
+        said, upper_rps = self.capacity(contender), self.search.upper(contender)
+        least_rps = upper_rps if said is None or said.missed_rps is None else said.missed_rps
+        compared_rps = self.search.upper(contender, self.beside)
+        if compared_rps > upper_rps:
+            least_rps = max(least_rps, compared_rps)
+        held_rps = 0.0 if said is None else said.held_rps
+        return held_rps, max(least_rps, held_rps)
 
     def gain(self, ours: Contender, other: Contender) -> Estimate | None:
         """Return the capacity of `ours` divided by that of `other`, with an interval from the ends of both brackets;
-        None: `ours` held no rate, or the ratio may be anything."""
-        return _ratio(self.ends(ours), self.ends(other), same=ours is other)
+        None: `ours` held no rate, or the ratio may be anything.
+
+        What full batches answered does not bound the capacity of `other` here, unless each batch is one request: a
+        server may answer more in smaller batches (noisy.py, device steps).
+        """
+        held_rps, missed_rps = self.ends(other)
+        if not held_rps and other.configuration.batching is not None:
+            missed_rps = max(missed_rps, other.bracket.missed_once(0.0))
+        return _ratio(self.ends(ours), (held_rps, missed_rps), same=ours is other)
 
     def is_judged(self, contender: Contender) -> bool:
         """Whether a contender has any run."""

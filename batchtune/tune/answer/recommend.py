@@ -175,8 +175,7 @@ def recommend(
     chosen = account.chosen()
     if chosen is None:
         raise nothing_to_recommend(trials, account)
-    if isinstance(account, FixedLoads):
-        account.beside = chosen
+    account.beside = chosen
     return _Answer(account, chosen, trials, scenario, promised, search).recommendation()
 
 

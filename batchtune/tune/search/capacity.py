@@ -29,6 +29,7 @@ from batchtune.tune.evidence.bracket import (
     UNCONFIRMED,
     WIDEST,
     WIDTH,
+    Bracket,
     BracketRun,
     exceeds,
     next_rate,
@@ -84,14 +85,21 @@ class CapacitySearch(Search):
     def _best_of(self, contenders: Sequence[Contender]) -> Contender:
         return max(contenders, key=lambda c: (self.worth(c), *_level(self._humbled(c), c)))
 
-    def upper(self, contender: Contender) -> float:
+    def upper(self, contender: Contender, beside: Contender | None = None) -> float:
         """Return the upper end of a contender's bracket, requests/s; inf: unknown.
 
         It is the lowest rate missed, or LEVEL times what a closed loop with full batches answered if that is lower and
-        the curve or another loop agrees with it.
+        the curve or another loop agrees with it. `beside`: the leader, with which a reference is compared: what ends
+        its bracket then counts only if a run that can be compared (`comparable`) missed that rate or a lower one.
         """
-        bracket = contender.bracket
-        full = max((run.answered_rps for run in contender.runs if run.full), default=0.0)
+        bracket, runs = contender.bracket, contender.runs
+        known = self.comparable(contender, beside)
+        if len(known) < len(runs):
+            missed = [run.rate_rps or run.answered_rps for run in known if run.full or not run.held]
+            if min(missed, default=math.inf) > bracket.missed_rps:
+                runs = [run for run in runs if run.held or run in known]
+                bracket = Bracket(tuple(runs))
+        full = max((run.answered_rps for run in runs if run.full), default=0.0)
         agrees = self._loops_agree() or self._is_as_expected(contender, full)
         if full and self.has_curve and agrees:
             return max(min(bracket.missed_rps, LEVEL * full), bracket.held_rps)
@@ -109,7 +117,7 @@ class CapacitySearch(Search):
         """Whether `rival`, which ran, may be better than the leader `top`: the upper end of its bracket is above OPEN
         times the rate stated for `top` and above LEVEL times the rate that `top` held, and the curve does not find both
         level (`is_level`)."""
-        upper = self.upper(rival)
+        upper = self.upper(rival, top)
         return (
             rival is not top
             and bool(rival.runs)
@@ -596,9 +604,11 @@ class CapacitySearch(Search):
         rivals = [c for c in self.contenders if c not in taken and self.is_open(c, top)]
         if rivals:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
+            # What only a disturbed host made it miss is loaded once more.
+            again_rps = self.upper(rival) if self.upper(rival) > 0.0 else math.inf
             return (
                 rival,
-                max(beat * stated, self._more_than(top)),
+                min(max(beat * stated, self._more_than(top)), again_rps),
                 "whether it serves 10 % more than the answer",
             )
         near = self._untried_near(top, taken, widely=True)

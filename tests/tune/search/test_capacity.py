@@ -18,7 +18,7 @@ import pytest
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import coded
-from batchtune.report.words import better_outside, qualifying_sentences
+from batchtune.report.words import better_outside, gain_sentences, qualifying_sentences
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
@@ -32,7 +32,7 @@ from tests.benchmarks.noisy.devices import DEVICES
 from tests.benchmarks.noisy.hosts import HOSTS, Guard, VirtualClock
 from tests.benchmarks.noisy.product import new_users_scenario
 from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
-from tests.tune.answer.ledgers import BATCH_8, SEARCH, at_rate, capacity_ledger
+from tests.tune.answer.ledgers import BATCH_8, CAPACITY, SEARCH, at_rate, capacity_ledger, loop
 from tests.tune.tune_fakes import scenario_of
 
 SWEEPS = [
@@ -274,6 +274,46 @@ def test_defaults_that_never_missed_are_loaded_again_before_they_are_left_out(
     contender, rate_rps, _ = probe
     assert (contender is search.contenders.of("defaults")) == is_asked
     assert rate_rps >= RIVAL * 1000.0
+
+
+def _disturbed(trial: Trial) -> Trial:
+    assert trial.measurement is not None
+    return replace(trial, measurement=replace(trial.measurement, caveats=(coded("host_busy", ratio=0.3),)))
+
+
+def test_what_only_a_disturbed_host_made_a_reference_miss_is_loaded_once_more() -> None:
+    """Who ran only beside other programs lost by them: a gain over it was stated, and confirmed."""
+    quiet = capacity_ledger()
+    ledger = [
+        _disturbed(trial) if trial.number in {2, 3} else trial  # the misses without batching
+        for trial in quiet
+    ]
+    answer = recommend(ledger, scenario=CAPACITY)
+    unbatched = next(other for other in answer.references if other.name == "no_batching")
+    assert unbatched.open
+    assert unbatched.gain is None or unbatched.gain.low == 0.0
+    assert [question.code for question in answer.open_questions] == ["rivals"]
+    search = CapacitySearch(CAPACITY, budget_s=45.0)
+    search.observe(ledger)
+    probe = search._open_question(search.leader(), set())
+    assert probe is not None
+    assert probe[:2] == (search.contenders.of("no_batching"), 700.0)
+    settled = recommend([*ledger, _disturbed(at_rate(16, 700.0, 0.08, batching=None))], scenario=CAPACITY)
+    assert settled.established
+    assert settled.gains == recommend(quiet, scenario=CAPACITY).gains
+
+
+def test_no_gain_is_stated_over_who_was_only_overloaded() -> None:
+    """In an overload all batches are full; in smaller ones a server may answer more: ×3.1 was stated of ×2.6."""
+    batched = [trial for trial in capacity_ledger() if trial.number > 6]
+    overload = at_rate(5, 5000.0, math.inf, batching="defaults", source="defaults", answered=0.1)
+    answer = recommend([loop(4, 600.0, 0.2, clients=2000), overload, *batched], scenario=CAPACITY)
+    (defaults,) = answer.references
+    assert defaults.gain is None or defaults.gain.low < 1.0
+    assert " ".join(gain_sentences(answer)) == (
+        "How much is gained over the server's defaults is not known: "
+        "no rate tried met the SLO with the server's defaults."
+    )
 
 
 def test_an_overload_teaches_the_curve_what_full_batches_answer() -> None:

@@ -109,6 +109,8 @@ def run_paired_check(wanted: CheckRequest) -> int:
         )
         conclusion = course.conclude(gates, blocks_max)
         fault = closed(current.stack)
+    if current.fault is not None:
+        return current.exit_code(0)
     return tell(course, conclusion, wanted, fault=fault, started_s=started_s)
 
 
@@ -183,7 +185,7 @@ def tell(
     stored: Baseline | None = None,
 ) -> int:
     """Judge what was concluded, save the account and add it to the history, print it, write the CI job's files and the
-    HTML page. Returns the exit code; where an error or Ctrl-C ended the session early, its own, without an account.
+    HTML page. Returns the exit code.
 
     An interrupted check is no part of the history. What cannot be saved is printed as a note. `started_s`: when the
     check began, by the monotonic clock. `stored`: the baseline of an earlier session, None: a side of this one.
@@ -191,8 +193,6 @@ def tell(
     Raises:
         BatchtuneError: `fault`, an error from closing the servers; raised after all else is done.
     """
-    if course.session.fault is not None:
-        return course.session.exit_code(0)
     run, trials, candidate = course.run, course.trials, course.variants[-1]
     if trials:
         conclusion = judged(conclusion, trials, course.variants)
@@ -331,6 +331,8 @@ def run_stored_check(wanted: CheckRequest, path: Path) -> int:
         else:
             conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
         fault = closed(current.stack)
+    if current.fault is not None:
+        return current.exit_code(0)
     wanted = replace(wanted, note=_note(note, baseline, wanted))
     return tell(course, conclusion, wanted, fault=fault, started_s=started_s, stored=baseline)
 

@@ -469,9 +469,8 @@ class LoadGroup:
         """Wait until every load is ready, then watch the host; raises NotLoadedError where another load failed, or is
         not ready within 120 s."""
         self._cpus = cpus
-        ready_limit_s = (
-            120.0  # for the others' requests to be encoded, and asked alone where answers are expected
-        )
+        # For the others' requests to be encoded, and asked alone where answers are expected.
+        ready_limit_s = 120.0
         _wait(self._first, ready_limit_s)
 
     def end(self, *, server_cpu_s: float | None = None, client_cpu_s: float = 0.0) -> HostNoise:  # noqa: ARG002

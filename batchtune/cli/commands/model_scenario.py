@@ -541,10 +541,9 @@ def look(
     address: Address | None = None,
     target: Mapping[str, Any] | None = None,
 ) -> LookedAt:
-    """Send the model a few requests, as `look_at`, and print what was found and
-    guessed.
+    """Send the model a few requests, and print what was found and guessed.
 
-    The result, the arguments and the errors are its own; Ctrl-C ends the process with exit code 130.
+    The result, the arguments and the errors are those of `look_at`; Ctrl-C ends the process with exit code 130.
     """
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]

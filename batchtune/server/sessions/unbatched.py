@@ -99,10 +99,8 @@ class RequestThreads:
             for jobs in (self._last_stages, self._jobs):
                 try:
                     return jobs.popleft()
-                except (
-                    IndexError
-                ):  # another thread may have been faster; then there is one in the other queue
-                    continue
+                except IndexError:
+                    continue  # another thread may have been faster; then there is one in the other queue
             if self._closed:
                 return None
 

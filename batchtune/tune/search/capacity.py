@@ -94,11 +94,10 @@ class CapacitySearch(Search):
         """
         bracket, runs = contender.bracket, contender.runs
         known = self.comparable(contender, beside)
-        if len(known) < len(runs):
-            missed = [run.rate_rps or run.answered_rps for run in known if run.full or not run.held]
-            if min(missed, default=math.inf) > bracket.missed_rps:
-                runs = [run for run in runs if run.held or run in known]
-                bracket = Bracket(tuple(runs))
+        missed = [run.rate_rps or run.answered_rps for run in known if run.full or not run.held]
+        if len(known) < len(runs) and min(missed, default=math.inf) > bracket.missed_rps:
+            runs = [run for run in runs if run.held or run in known]
+            bracket = Bracket(tuple(runs))
         full = max((run.answered_rps for run in runs if run.full), default=0.0)
         agrees = self._loops_agree() or self._is_as_expected(contender, full)
         if full and self.has_curve and agrees:
@@ -604,13 +603,9 @@ class CapacitySearch(Search):
         rivals = [c for c in self.contenders if c not in taken and self.is_open(c, top)]
         if rivals:
             rival = max(rivals, key=lambda c: _level(self._belief(c), c))
-            # What only a disturbed host made it miss is loaded once more.
-            again_rps = self.upper(rival) if self.upper(rival) > 0.0 else math.inf
-            return (
-                rival,
-                min(max(beat * stated, self._more_than(top)), again_rps),
-                "whether it serves 10 % more than the answer",
-            )
+            # Its upper end is lower only where that does not count beside the leader: then it is tried once more.
+            rate = min(max(beat * stated, self._more_than(top)), self.upper(rival))
+            return rival, rate, "whether it serves 10 % more than the answer"
         near = self._untried_near(top, taken, widely=True)
         return None if near is None else (near, beat * stated, "whether it serves 10 % more than the answer")
 

@@ -17,8 +17,7 @@ from typing import Final, cast
 import uvloop
 
 from batchtune.errors import MeasurementInvalidError
-from batchtune.load.fleet import LoadFleet
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadFleet, LoadJob
 from batchtune.load.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.payloads import RequestSet

@@ -19,8 +19,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from batchtune.load.fleet import START_DELAY_NS, LoadFleet
-from batchtune.load.job import LoadJob, split
+from batchtune.load.fleet import START_DELAY_NS, LoadFleet, LoadJob, split
 from batchtune.load.samples import NEVER_NS, Samples, merge
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop
 

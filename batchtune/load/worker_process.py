@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -30,10 +30,53 @@ from batchtune.errors import BatchtuneError, UsageError
 from batchtune.load.answers import check_answers
 from batchtune.load.clients.client import make_client
 from batchtune.load.clients.source import Client, ClosedSource, OpenSource, Source
-from batchtune.load.job import ROWS_MAX, WorkerJob, WorkerReport
 from batchtune.load.samples import ISSUED, OLDEST_PENDING, PENDING, STARTED_NS, Columns, Recorder, Status
-from batchtune.scenario.arrivals import ClosedLoop, Schedule
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
+from batchtune.scenario.payloads import RequestSet
 from batchtune.system import interrupts_noted
+from batchtune.target.endpoint import Endpoint
+
+ROWS_MAX: Final = 64_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJob:
+    """One worker's part of a load job, for one endpoint; fields that `LoadJob` has too mean the same, for this part.
+
+    The i-th request is number `request_order[i % len(request_order)]` of the set. `capacity`: most requests that can be
+    recorded; `gaps_max`: most gaps between tokens, 0 where answers are not streams of tokens.
+    """
+
+    endpoint: Endpoint
+    requests: RequestSet
+    request_order: NDArray[np.int32]
+    arrivals: Arrivals
+    capacity: int
+    timeout_s: float
+    drain_s: float
+    in_flight_max: int
+    connections: int
+    check_every: int
+    gaps_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What one process did, apart from the columns of its requests.
+
+    `issued`: number of requests that became due. `wall_s`: from the start to the end of the last request.
+    `error_texts`: name of a status -> its first text. `pauses_ns`: (start, length) of each time that the process stood
+    still.
+    """
+
+    issued: int
+    wall_s: float
+    cpu_s: float
+    stopped_early: bool
+    answers_checked: int
+    error_texts: dict[str, str]
+    notes: tuple[str, ...]
+    pauses_ns: tuple[tuple[int, int], ...] = ()
 
 
 def start_undisturbed(process: SpawnProcess) -> None:

@@ -23,8 +23,7 @@ from batchtune.errors import (
     WrongAnswerError,
 )
 from batchtune.load.cluster.cluster_fleet import AnyFleet
-from batchtune.load.fleet import LiveAggregate
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import Status
 from batchtune.measure.caveats import HostGuard
 from batchtune.measure.measurement import Measurement

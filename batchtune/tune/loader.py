@@ -15,8 +15,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import TargetError
 from batchtune.load.answers import prompts_to, require_answer, with_lone_answers
 from batchtune.load.cluster.cluster_fleet import AnyFleet, WorkerLostError
-from batchtune.load.fleet import LiveAggregate, LoadInterrupted
-from batchtune.load.job import IN_FLIGHT_MAX, LoadJob
+from batchtune.load.fleet import IN_FLIGHT_MAX, LiveAggregate, LoadInterrupted, LoadJob
 from batchtune.load.samples import Samples, Status
 from batchtune.measure.caveats import HostNoise, caveat, dispensable_worker, settings_of
 from batchtune.measure.measurement import Measurement, measure, warm_up_caveats

@@ -16,7 +16,7 @@ from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.commands import run_load as load_command
 from batchtune.cli.commands.run_load import repeated_points, run_load
 from batchtune.errors import MeasurementInvalidError
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import Samples
 from batchtune.measure.caveats import HostGuard
 from batchtune.report.live_view import sweep_view

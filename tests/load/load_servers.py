@@ -21,7 +21,7 @@ import h2.settings
 import numpy as np
 import uvloop
 
-from batchtune.load.job import LoadJob, samples_of, split
+from batchtune.load.fleet import LoadJob, samples_of, split
 from batchtune.load.samples import Columns, Samples, new_memory
 from batchtune.load.worker_process import Driver
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule

@@ -18,8 +18,7 @@ import pytest
 
 from batchtune.errors import MeasurementInvalidError, TargetError
 from batchtune.load.calibration import _serve, calibrate, null_server
-from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
-from batchtune.load.job import LoadJob, split
+from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted, LoadJob, split
 from batchtune.load.worker_process import start_undisturbed
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.system import interrupt

@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import http_posts
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import Status, of_grpc, of_http
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.workload import RequestSpec

@@ -14,8 +14,7 @@ import pytest
 from batchtune.archive.run import read_parquet, to_parquet
 from batchtune.errors import ScenarioError
 from batchtune.load import worker_process as process
-from batchtune.load.fleet import LoadFleet
-from batchtune.load.job import split
+from batchtune.load.fleet import LoadFleet, split
 from batchtune.load.samples import Samples, Status, merge, merge_endpoints, new_memory
 from batchtune.measure.measurement import Measurement, measure
 from batchtune.report.findings import text_of

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError, UsageError
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.endpoint import Endpoint

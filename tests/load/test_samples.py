@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.load.fleet import LiveTable, live_of
-from batchtune.load.job import LoadJob, WorkerReport, samples_of, split
+from batchtune.load.fleet import LiveTable, LoadJob, live_of, rows_of, samples_of, split
 from batchtune.load.samples import (
     ENDED,
     ISSUED,
@@ -28,6 +27,7 @@ from batchtune.load.samples import (
     of_http,
     of_lost_connection,
 )
+from batchtune.load.worker_process import WorkerReport
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from tests.load.load_servers import a_job, evenly, requests_for
 from tests.measure.send_lag import send_lag_ns
@@ -134,7 +134,7 @@ def test_any_number_of_workers_sends_the_same_requests_at_the_same_times(
             mine = len(part.arrivals.due_ns)
             which = np.resize(part.request_order, mine)
             rows += list(
-                zip(part.arrivals.due_ns.tolist(), which.tolist(), part.rows(mine).tolist(), strict=True)
+                zip(part.arrivals.due_ns.tolist(), which.tolist(), rows_of(part, mine).tolist(), strict=True)
             )
         return sorted(rows)
 

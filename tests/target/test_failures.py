@@ -11,8 +11,7 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TargetError
-from batchtune.load.fleet import LiveAggregate
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.target import DockerSpec, TargetSpec

@@ -17,8 +17,7 @@ import numpy as np
 
 from batchtune.batching.parameters import Configuration, default_num_batch_threads, from_dict
 from batchtune.errors import TargetError
-from batchtune.load.fleet import LiveAggregate
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import NEVER_NS
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.arrivals import Schedule

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import Samples, Status
 from batchtune.scenario.arrivals import Arrivals
 from batchtune.scenario.payloads import RequestSet, build_requests

@@ -31,13 +31,15 @@ from batchtune.load.fleet import (
     LiveAggregate,
     LoadFleet,
     LoadInterrupted,
+    LoadJob,
     OnProgress,
     ShouldStop,
+    split,
     summed_up,
     together,
 )
-from batchtune.load.job import LoadJob, WorkerJob, split
 from batchtune.load.samples import KEPT_MAX, Samples, joined, kept_one_in
+from batchtune.load.worker_process import WorkerJob
 from batchtune.scenario.payloads import RequestSet
 from batchtune.scenario.spec.section import cpu_list
 from batchtune.scenario.spec.workload import FleetSpec, LoadSpec

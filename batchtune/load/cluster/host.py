@@ -15,8 +15,8 @@ from pathlib import Path
 from batchtune.errors import BatchtuneError, MeasurementInvalidError
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LiveAggregate, LoadFleet
-from batchtune.load.job import WorkerJob
 from batchtune.load.samples import Samples
+from batchtune.load.worker_process import WorkerJob
 from batchtune.scenario.payloads import RequestSet
 from batchtune.system import schedulable_cpus
 

@@ -25,8 +25,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.fleet import LiveAggregate
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import Samples, Status, Streams
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.prompts import build_prompts

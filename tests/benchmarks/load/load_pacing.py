@@ -15,8 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from batchtune.load.calibration import null_server
-from batchtune.load.fleet import LoadFleet
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadFleet, LoadJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import Schedule
 from tests.benchmarks.load.load_rivals import CLIENT_CPU, SERVER_CPU, spread

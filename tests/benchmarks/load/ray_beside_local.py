@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.load.cluster.cluster_fleet import AnyFleet, fleet_of
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.scenario.arrivals import arrivals_of
 from batchtune.scenario.spec.workload import LoadSpec

@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 
 from batchtune.load.calibration import null_server
 from batchtune.load.cluster.cluster_fleet import AnyFleet, fleet_of
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
 from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.system import schedulable_cpus

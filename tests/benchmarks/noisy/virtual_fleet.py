@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
-from batchtune.load.fleet import LiveAggregate
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.load.worker_process import DRAIN_AFTER_STOP_S
 from batchtune.scenario.arrivals import ClosedLoop, Schedule

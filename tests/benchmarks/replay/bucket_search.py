@@ -36,7 +36,7 @@ from batchtune.batching.parameters import (
     rounded_up,
 )
 from batchtune.errors import BatchtuneError
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.server.sessions.bucketed_session import FIRST_REQUESTS
 from batchtune.tune.answer.recommend import recommend

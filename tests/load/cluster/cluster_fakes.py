@@ -14,9 +14,9 @@ import numpy as np
 from batchtune.errors import MeasurementInvalidError
 from batchtune.load.cluster.cluster_fleet import ClusterFleet
 from batchtune.load.cluster.host import Host, Place, this_place
-from batchtune.load.fleet import LiveAggregate
-from batchtune.load.job import WorkerJob
+from batchtune.load.fleet import LiveAggregate, rows_of
 from batchtune.load.samples import Samples
+from batchtune.load.worker_process import WorkerJob
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.payloads import RequestSet
 
@@ -149,7 +149,7 @@ class FakeHost:
             done_ns=done_ns,
             connection_wait_ns=np.zeros_like(due_ns),
             status=np.zeros(len(due_ns), np.uint8),
-            rows=self.parts[-1].rows(len(due_ns)),
+            rows=rows_of(self.parts[-1], len(due_ns)),
             started_ns=self.start_ns,
             wall_s=self.parts[-1].arrivals.duration_s,
             client_cpu_s=0.1,

@@ -29,8 +29,7 @@ from batchtune.errors import UsageError
 from batchtune.load.calibration import null_server
 from batchtune.load.cluster import ray_actors
 from batchtune.load.cluster.cluster_fleet import AnyFleet, ClusterFleet, WorkerLostError, fleet_of
-from batchtune.load.fleet import LiveAggregate, LoadFleet
-from batchtune.load.job import LoadJob
+from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import draw
 from batchtune.scenario.spec.workload import LoadSpec

@@ -28,8 +28,7 @@ from batchtune.load.cluster.cluster_fleet import (
     placement,
 )
 from batchtune.load.cluster.host import ClockAccount, ClockReading, Host, read_clock
-from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted
-from batchtune.load.job import LoadJob, split
+from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted, LoadJob, split
 from batchtune.load.samples import Samples, merge
 from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule

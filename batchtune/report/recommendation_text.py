@@ -13,7 +13,6 @@ from batchtune.report.findings import Marks, advice_of, labels, text_of
 from batchtune.report.run_tables import brief_labels, short_label
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommendation import Capacity, Compared, Recommendation
-from batchtune.tune.evidence.bracket import PREDICTION_RUNS
 from batchtune.units import counted, rounded, rounded_duration
 
 
@@ -255,7 +254,7 @@ def _columns(shown: Sequence[_Row], *, objective: str, limits: Mapping[str, floa
     quantiles = [name for name in of_models if name.endswith(":p95")]
     quantiles = quantiles or ["ttft_p95", "itl_p99", "p50", "p95", "p99"]
     return {
-        "named by": [f"{name}{'†' if own.runs >= PREDICTION_RUNS else ''}" for name, own, _ in shown],
+        "named by": [f"{name}{'†' if _is_predicted(own) else ''}" for name, own, _ in shown],
         "configuration": labels,
         **dict(zip(rate_headings, map(list, rates), strict=True)),
         **{
@@ -286,10 +285,15 @@ def marks_texts(shown: Sequence[Recommendation | Compared], *, starred: bool = T
         yield "~ is expected to be met: a share of a rate that was tried."
     if "?" in signs:
         yield "? is a guess: every confirmation run was at a higher rate, and missed the SLO."
-    if any(contender.runs >= PREDICTION_RUNS for contender in shown):
+    if any(map(_is_predicted, shown)):
         yield "† 95 % of further runs; other rows have the range of their runs."
     if starred and any(isinstance(contender, Compared) and contender.outside for contender in shown):
         yield "* outside the search space: no candidate."
+
+
+def _is_predicted(shown: Recommendation | Compared) -> bool:
+    """Return whether figures are prediction intervals: those of a confirmed answer."""
+    return isinstance(shown, Recommendation) and shown.interval == "prediction"
 
 
 def _name(other: Compared) -> str:
@@ -304,8 +308,9 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     if capacity is None:
         return ["–", "–"]
     held = "–" if capacity.is_untried else "none"
-    held = f"{rounded(capacity.lone_rps)} by 1 client" if capacity.lone_rps else held
-    if capacity.held_rps:
+    if capacity.lone_rps:
+        held = f"{rounded(capacity.lone_rps)} by 1 client"
+    elif capacity.held_rps:
         loops = " by loops" if capacity.by_loops else ""
         held = f"{_sign(capacity)}{rounded(capacity.held_rps)}{loops}"
     is_about = capacity.missed_rps is not None and (capacity.is_bound or capacity.is_disputed_end)
@@ -315,7 +320,8 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
 
 def _sign(capacity: Capacity) -> str:
     """Return the mark before a rate that is stated as held: a share of another rate, or a guess."""
-    return "?" if capacity.refuted_rps is not None else "~" if capacity.is_share and capacity.held_rps else ""
+    is_estimate = capacity.is_share and capacity.held_rps and not capacity.lone_rps
+    return "?" if capacity.refuted_rps is not None else "~" if is_estimate else ""
 
 
 def _latency(contender: Recommendation | Compared, name: str, limit_s: float) -> str:

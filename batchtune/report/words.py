@@ -423,7 +423,7 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
         missed = f"{_refuted(capacity)}{_behind(capacity)}"
         return f"capacity {rounded(capacity.held_rps)}/s is a guess, {share}: {missed}; {met}"
     if capacity.by_loops:
-        how = " by closed loops alone"
+        how = f" by closed loops alone{_met_by_one(capacity)}"
     elif capacity.search_rps is not None:
         share = percentage(capacity.held_rps / capacity.search_rps)
         most = "most " if (capacity.doubtful_rps or math.inf) <= 1.001 * capacity.search_rps else ""
@@ -446,6 +446,8 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
         end = f"{'the limit is about' if capacity.is_bound else 'missed at'} {rounded(capacity.missed_rps)}/s"
         if capacity.doubtful_rps is not None:
             end += f"; the lowest rate that a run missed is {rounded(capacity.doubtful_rps)}/s"
+    elif capacity.confirmed and (capacity.most_met_rps or 0.0) > capacity.held_rps:
+        end += f"; a run met it at {rounded(capacity.most_met_rps)}/s"
     likely = ""
     if capacity.crossing_rps is not None:
         likely = f"about {rounded(capacity.crossing_rps)}/s, where its latencies cross the limit; "
@@ -628,16 +630,8 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
         yield f"With fewer than {clients} clients each batch {waits}."
     if chosen.drops:
         yield f"The answer drops {', '.join(chosen.drops)} of what runs now; to keep a field, name it in fixed."
-    if chosen.ignored == "batches":
-        yield (
-            "The server seems to ignore its parameters: its batches are larger than max_batch_size allows. See "
-            "whether it applies what it is given."
-        )
-    elif chosen.ignored == "answers":
-        yield (
-            "All configurations answer alike, whatever their size: either batching changes nothing here, or the server "
-            "ignores its parameters. Check whether it applies them."
-        )
+    if chosen.ignored is not None:
+        yield labels("ignored")[chosen.ignored]
 
 
 def confidence_sentence(chosen: Recommendation) -> str:

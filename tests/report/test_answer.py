@@ -426,6 +426,23 @@ def test_one_client_that_met_the_slo_alone_is_said_where_no_rate_met_it(
     assert f"no batching {cell} 700 80.0 (missed) 1 at least" in text
 
 
+def test_no_figure_of_closed_loops_is_below_what_one_client_alone_was_answered() -> None:
+    """A looser SLO, that many clients meet too, states no less than a strict one, that only one client met."""
+    lone = asked(planted(1, batching=None, throughput=530.0, p95_s=0.003, source="probe"), concurrency=1)
+    loops = loop(2, 584.0, 0.045, clients=16, batching=None)
+    for limit_ms in (40, 50):
+        slo = SloSpec.model_validate({"p95": f"{limit_ms}ms"})
+        answer = recommend([lone, loops, *capacity_ledger()[3:]], scenario=CAPACITY, slo=slo)
+        assert "no batching 530 by 1 client " in said(answer, scenario=CAPACITY), limit_ms
+
+
+def test_a_run_that_met_more_than_what_is_confirmed_is_told_where_no_rate_was_missed() -> None:
+    found = Capacity(held_rps=3_890, missed_rps=None, held=3, missed=0, confirmed=True, most_met_rps=4_410)
+    text = "capacity 3,890/s: met in 3 of 3 confirmation runs; no rate that misses the SLO was found"
+    assert capacity_text(found) == f"{text}; a run met it at 4,410/s"
+    assert capacity_text(replace(found, most_met_rps=found.held_rps)) == text
+
+
 @pytest.mark.parametrize("lone_s", [0.012, 0.080])
 def test_a_reference_that_ran_in_closed_loops_alone_has_no_rate_and_is_no_better_than_they(
     lone_s: float,

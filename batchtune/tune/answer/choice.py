@@ -118,20 +118,21 @@ class Capacities:
     def capacity(self, contender: Contender) -> Capacity | None:
         """Return the capacity that is stated for a contender; None: its runs say nothing about it."""
         said = stated_capacity(contender.bracket, self.search.scenario.slo.stream_limits())
-        if said is None or said.held_rps:
+        if said is None or (said.held_rps and not said.by_loops):
             return said
-        said = replace(said, lone_rps=self._lone_rps(contender))
+        lone_rps = self._lone_rps(contender)
+        said = replace(said, lone_rps=lone_rps if lone_rps > said.held_rps else None)
         upper_rps = self.search.upper(contender)
-        is_closer = upper_rps < (said.missed_rps or math.inf)
+        is_closer = not said.held_rps and upper_rps < (said.missed_rps or math.inf)
         return replace(said, missed_rps=upper_rps, is_bound=True) if is_closer else said
 
-    def _lone_rps(self, contender: Contender) -> float | None:
-        """Return what one client alone was answered within the limits, requests/s; None: it missed them, or did not
-        run with this configuration."""
+    def _lone_rps(self, contender: Contender) -> float:
+        """Return what one client alone was answered within the limits, requests/s; 0: it missed them, or did not run
+        with this configuration."""
         lone = [trial for trial in self.search.trials if trial.request.is_lone and not trial.parts]
         own = [trial for trial in lone if trial.configuration == contender.configuration]
         runs = runs_of(own, self.search.scenario.slo, self.search.scenario)
-        return max((run.answered_rps for run in runs if run.kept), default=None)
+        return max((run.answered_rps for run in runs if run.kept), default=0.0)
 
     def is_established(self, contender: Contender) -> bool:
         """Whether the answer would be established, without a question of `questions`, if this contender were

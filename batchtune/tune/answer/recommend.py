@@ -269,7 +269,6 @@ class _Answer:
         questions = [*account.questions(chosen, rivals)]
         if self._stop_reason == "server_gone":
             questions.insert(0, OpenQuestion(code="server_gone"))
-        latency_s = self._latency(runs)
         bottleneck = None
         if not self._state.of_models:
             usual = searched_bottleneck(
@@ -283,14 +282,15 @@ class _Answer:
         if bottleneck is not None and bottleneck.kind == "client" and not scenario.load.open_loop:
             questions.append(OpenQuestion(code="client_limited"))
         last = self._by_number[next((run for run in reversed(runs) if not run.failed), runs[-1]).trial]
-        throughput = _throughput(runs)
+        is_predicted = not questions and len(runs) >= PREDICTION_RUNS
+        latency_s, throughput = self._latency(runs, is_predicted), _throughput(runs, is_predicted)
         rate_rps = self._state.stated_rps if self._state.of_models else last.rate_rps
         return Recommendation(
             configuration=chosen.configuration,
             names=tuple(chosen.sources),
             objective=scenario.objective,
             throughput_rps=throughput,
-            throughput_rows_per_s=range_of([_rows_per_s(trial) for trial in self._runs_trials(runs)]),
+            throughput_rows_per_s=range_of(map(_rows_per_s, self._runs_trials(runs)), is_predicted),
             latency_s=latency_s,
             slo={**self._state.limits, "errors": self._slo.error_ratio},
             batching_helps=helps,
@@ -311,7 +311,7 @@ class _Answer:
             rate_rps=rate_rps if capacity is None else capacity.held_rps,
             concurrency=last.concurrency if capacity is None else None,
             rows_per_request=scenario.request.rows_most,
-            interval="prediction" if len(runs) >= PREDICTION_RUNS else "range",
+            interval="prediction" if is_predicted else "range",
             established=not questions,
             open_questions=tuple(questions),
             may_find_more=bool(self._untried_beside()),  # neighbours of the chosen contender did not run
@@ -539,11 +539,10 @@ class _Answer:
     def _runs_trials(self, runs: Iterable[BracketRun]) -> list[Trial]:
         return [self._by_number[run.trial] for run in runs if run.trial in self._by_number]
 
-    def _latency(self, runs: Sequence[BracketRun]) -> dict[str, Estimate]:
+    def _latency(self, runs: Sequence[BracketRun], is_predicted: bool = False) -> dict[str, Estimate]:
         names = dict.fromkeys(name for run in runs for name in run.latency_s)
-        return {
-            name: range_of([run.latency_s[name] for run in runs if name in run.latency_s]) for name in names
-        }
+        values = {name: [run.latency_s[name] for run in runs if name in run.latency_s] for name in names}
+        return {name: range_of(own, is_predicted) for name, own in values.items()}
 
     def _promises(self, runs: Sequence[BracketRun]) -> tuple[Promise, ...]:
         """Each latency limit with the runs against it, then that on errors where it is the nearest."""
@@ -663,9 +662,9 @@ class _Answer:
         return "answers" if is_wide and max(rates) <= OPEN * min(rates) else None
 
 
-def _throughput(runs: Sequence[BracketRun]) -> Estimate:
+def _throughput(runs: Sequence[BracketRun], is_predicted: bool = False) -> Estimate:
     """Requests/s of the runs that did not fail: median and range."""
-    return range_of([run.answered_rps for run in runs if run.latency_s])
+    return range_of((run.answered_rps for run in runs if run.latency_s), is_predicted)
 
 
 def _rows_per_s(trial: Trial) -> float:

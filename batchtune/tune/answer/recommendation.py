@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -107,8 +107,8 @@ class Capacity:
     `is_disputed_end`: a run held `missed_rps`, although others missed it.
     `refuted_rps`: where every confirmation run missed the SLO, the lowest of their rates, so that `held_rps` is a
     guess; else None. `least_met_rps`, `most_met_rps`: the lowest and the highest rate that a run met; None: none did.
-    `lone_rps`: where `held_rps` is 0, what one client alone was answered within the SLO; None: it missed it, or did
-    not run.
+    `lone_rps`: where no run at a rate held, what one client alone was answered within the SLO; None: no more than
+    `held_rps`, or it did not run.
     """
 
     held_rps: float
@@ -292,7 +292,8 @@ class Recommendation:
     `configuration`, `names`, `objective`: what to deploy, the sources that proposed it, and by what it is the best.
     `throughput_rps`, `throughput_rows_per_s`, `latency_s` (quantile name -> seconds): median with an interval over
     `runs` runs, `confirmations` of them confirmation runs; `behind`: numbers of the trials of these runs. `interval`:
-    "range" of the runs; "prediction" from five runs on: the interval contains 95 % of further runs.
+    "range" of the runs; "prediction" where it is established, from five runs on: the interval contains 95 % of further
+    runs.
     `capacity`: with objective capacity, else None.
     `slo`: quantile name -> limit in seconds, and "errors" -> the share of requests that may fail, "goodput" -> the
     share that may miss a limit (in JSON `goodput_ratio`, the share that has to meet every limit). `promises`: each
@@ -434,9 +435,9 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
     return Estimate(value=value, low=low, high=high)
 
 
-def range_of(values: Sequence[float]) -> Estimate:
-    """Return the median of `values` with their range; from PREDICTION_RUNS values on, with a 95 % prediction interval
-    for a further run. NaN values are left out; all three are NaN if no value remains.
+def range_of(values: Iterable[float], is_predicted: bool = False) -> Estimate:
+    """Return the median of `values` with their range; with `is_predicted` and PREDICTION_RUNS values or more, with a
+    95 % prediction interval for a further run. NaN values are left out; all three are NaN if no value remains.
 
     Interval: exp(mean ± t(n-1) · s · sqrt(1 + 1/n)) of the natural logs, widened to contain the median.
     """
@@ -444,7 +445,7 @@ def range_of(values: Sequence[float]) -> Estimate:
     if not known:
         return Estimate(value=math.nan, low=math.nan, high=math.nan)
     median = statistics.median(known)
-    if len(known) < PREDICTION_RUNS or not (known[0] > 0.0 and math.isfinite(known[-1])):
+    if not is_predicted or len(known) < PREDICTION_RUNS or not (known[0] > 0.0 and math.isfinite(known[-1])):
         return Estimate(value=median, low=known[0], high=known[-1])
     from scipy.special import stdtrit
 

@@ -20,6 +20,7 @@ from batchtune.errors import (
 )
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.recommendation_text import marks_texts
 from batchtune.report.words import (
     bottleneck_sentence,
     confidence_sentence,
@@ -310,6 +311,18 @@ def test_a_single_miss_that_does_not_count_is_named() -> None:
     said = "no rate was missed by most runs; the lowest that a run missed is 140/s"
     assert said in figures_sentence(answer)
     assert f"{said}, so it may serve more" in confidence_sentence(answer)
+
+
+def test_further_runs_are_predicted_of_a_confirmed_answer_only() -> None:
+    fresh = [at_rate(number, 100.0, 9.0 + number, source="confirm") for number in range(1, 6)]
+    missed = [at_rate(number, 110.0, 30.0) for number in (6, 7)]
+    for trials, is_confirmed in ((fresh, False), ([*fresh, *missed], True)):
+        answer = recommend(trials, scenario=SCENARIO)
+        assert answer.established == is_confirmed
+        assert answer.interval == ("prediction" if is_confirmed else "range")
+        assert (answer.latency_s["p95"].high > 0.014) == is_confirmed
+        for said in (promise_sentence(answer.promises[0], answer), str([*marks_texts([answer])])):
+            assert ("95 % of further runs" in said) == is_confirmed
 
 
 def test_confirmation_runs_at_higher_rates_are_counted_with_what_they_missed() -> None:

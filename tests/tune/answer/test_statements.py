@@ -283,7 +283,7 @@ def check_limits(chosen: Recommendation, text: str) -> None:
         assert all_kept == (promise.kept == promise.runs)
         meaning = "95 % of further runs" in said[0]
         assert (meaning or of_errors) == (chosen.interval == "prediction" or of_errors)
-        assert (chosen.interval == "prediction") == (chosen.runs >= 5)
+        assert (chosen.interval == "prediction") == (chosen.established and chosen.runs >= 5)
 
 
 def check_gains(chosen: Recommendation, text: str) -> None:

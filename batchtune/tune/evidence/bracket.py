@@ -189,6 +189,11 @@ class Bracket:
         A vote is a run that missed the rate or a lower one; a miss by far has two votes, and a closed loop with full
         batches has one at the rate that it answered. The result is at most `saturated_rps` and at least `rate_rps`.
         """
+        return max(min(self.saturated_rps, self.outvoted_above(rate_rps)), rate_rps)
+
+    def outvoted_above(self, rate_rps: float) -> float:
+        """Return the lowest rate above this one, requests/s, that is missed by votes (`missed_above`), whatever
+        saturated loads answered; inf: none."""
         votes = 0
         missed = [(_rate(run), 2 if run.far else 1) for run in self.open_runs if not run.held]
         missed += [(run.answered_rps, 1) for run in self.runs if run.full and run.rate_rps is None]
@@ -196,8 +201,8 @@ class Bracket:
             votes += count if rate > rate_rps else 0
             held = self.held(rate)
             if votes >= 2 and (votes > held or (votes >= FRESH and 2 * votes >= held)):
-                return max(min(self.saturated_rps, rate), rate_rps)
-        return max(self.saturated_rps, rate_rps)
+                return rate
+        return math.inf
 
     @cached_property
     def saturated_rps(self) -> float:
@@ -427,9 +432,10 @@ def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool
 
 def keeps_up(measured: Measurement, rate_rps: float, share: float = ANSWERED) -> bool:
     """Whether at least this share of a rate (requests/s) was answered, less what chance takes: a short run of Poisson
-    arrivals has fewer of them now and then."""
-    spare = 2.0 * math.sqrt(rate_rps / max(measured.window_s, TINY_S))
-    return measured.throughput_rps.value >= share * rate_rps - spare
+    arrivals has fewer of them now and then, and its last batch may end just after it."""
+    window_s = max(measured.window_s, TINY_S)
+    spare = 2.0 * math.sqrt(rate_rps * window_s) + rate_rps * (measured.compute_mean_s or 0.0)
+    return measured.throughput_rps.value >= share * rate_rps - spare / window_s
 
 
 def of_limit(latency_s: Mapping[str, float], limits: Mapping[str, float]) -> float:

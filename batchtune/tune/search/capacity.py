@@ -24,6 +24,7 @@ from batchtune.tune.evidence.bracket import (
     LOOP_SHARE,
     OPEN,
     RIVAL,
+    SATURATED,
     STEP_DOWN,
     TINY_S,
     UNCONFIRMED,
@@ -98,18 +99,33 @@ class CapacitySearch(Search):
         if len(known) < len(runs) and min(missed, default=math.inf) > bracket.missed_rps:
             runs = [run for run in runs if run.held or run in known]
             bracket = Bracket(tuple(runs))
+        missed_rps = self._missed_rps(contender, bracket)
         full = max((run.answered_rps for run in runs if run.full), default=0.0)
         agrees = self._loops_agree() or self._is_as_expected(contender, full)
         if full and self.has_curve and agrees:
-            return max(min(bracket.missed_rps, LEVEL * full), bracket.held_rps)
-        return bracket.missed_rps
+            return max(min(missed_rps, LEVEL * full), bracket.held_rps)
+        return missed_rps
+
+    def _missed_rps(self, contender: Contender, bracket: Bracket) -> float:
+        """The lowest rate missed, requests/s; inf: unknown. Full batches that answered less than smaller ones bound it
+        no more than these: a server may fill its batches less."""
+        if bracket.missed_rps != bracket.saturated_rps or contender.configuration.batching is None:
+            return bracket.missed_rps
+        size = contender.rows, contender.threads
+        within = [
+            c
+            for c in self.ran
+            if c.rows <= size[0] and c.threads <= size[1] and c.configuration.batching is not None
+        ]
+        smaller = max((run.answered_rps for c in within for run in c.runs), default=0.0)
+        return max(bracket.missed_rps, min(SATURATED * smaller, bracket.outvoted_above(bracket.held_rps)))
 
     def _is_as_expected(self, contender: Contender, full_rps: float) -> bool:
         return self.curve.is_checked and RIVAL * full_rps >= self.curve.most_rps(contender.configuration)
 
     def _loops_agree(self) -> bool:
         """Whether the two fastest closed loops with full batches answered alike: then neither was disturbed."""
-        full = sorted(run.answered_rps for c in self.contenders for run in c.runs if run.full)
+        full = sorted(run.answered_rps for c in self.ran for run in c.runs if run.full)
         return len(full) > 1 and full[-1] <= RIVAL * full[-2]
 
     def is_open(self, rival: Contender, top: Contender) -> bool:
@@ -178,7 +194,7 @@ class CapacitySearch(Search):
         defaults = self.contenders.of("defaults")
         if defaults is None:
             return None
-        most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
+        most = max((run.answered_rps for c in self.ran for run in c.runs), default=0.0)
         finite = self._limit_s if math.isfinite(self._limit_s) else 1.0
         clients = int(min(max(0.75 * most * finite, UNBATCHED_CLIENTS), CLIENTS_MAX))
         return self.loop(defaults, clients, "the server's own defaults under many clients")
@@ -340,7 +356,7 @@ class CapacitySearch(Search):
         a rate, is not confirmed, and its bracket is wide, as that of a new leader is.
         """
         bracket = top.bracket
-        if any(run.fresh for c in self.contenders for run in c.runs):
+        if any(run.fresh for c in self.ran for run in c.runs):
             return (
                 bool(bracket.held_rps)
                 and not bracket.confirmed_rps
@@ -433,7 +449,7 @@ class CapacitySearch(Search):
         return max(least_rps, min(math.sqrt(least * belief), bracket.missed_once(least)))
 
     def _first_rate(self, top: Contender) -> float:
-        most = max((run.answered_rps for c in self.contenders for run in c.runs), default=0.0)
+        most = max((run.answered_rps for c in self.ran for run in c.runs), default=0.0)
         return min(self._humbled(top) or most or 1.0, BOLDEST * most if most else math.inf)
 
     def _below_near_misses(self, rate_rps: float) -> float:

@@ -104,6 +104,8 @@ class Search(ABC):
             self.alone = {name: type(self)(scenario, budget_s=budget_s, alone=name) for name in scenarios}
         self.curve = Curve(scenario)
         self.trials: list[Trial] = []
+        self.ran: list[Contender] = []
+        """Contenders that can be the answer and ran."""
         self.pending: set[Contender] = set()
         """Contenders for which `next_asks`, while it runs, has chosen a load already."""
         self.lone_s = math.nan
@@ -143,6 +145,7 @@ class Search(ABC):
             self._take(trial)
         self.contenders.ceiling_rows = memory_ceiling_rows(self.trials)
         self.contenders.beyond_memory = points_beyond_memory(self.trials)
+        self.ran = [contender for contender in self.contenders if contender.runs]
 
     def violation(self, run: BracketRun) -> float:
         """Return the largest of a run's ratios figure / limit, over latencies, the share of errors, and requested over

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from batchtune.measure.caveats import caveat
 from batchtune.scenario.spec.check import SloSpec
+from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.recommendation import stated_capacity
 from batchtune.tune.evidence.bracket import (
     BACK,
@@ -304,6 +305,24 @@ def test_a_miss_that_the_client_made_teaches_nothing_until_it_recurs(
     assert bracket(told(0.01, rate_rps=100.0)).held_rps == 100.0  # a pass is a pass on any host
     loop = told(0.01, concurrency=64)
     assert loop.full == counts  # what the client answered is no upper end of the server's
+
+
+def test_a_batch_that_ends_just_after_a_short_run_is_no_backlog() -> None:
+    """Batches of 0.9 s in a window of 5 s: a sixth of the answers comes after it, however idle the server is."""
+    scenario = scenario_of(**{**CAPACITY, "slo": {"p95": "2s"}})
+
+    def judged(execution_s: float, answered: float) -> BracketRun:
+        server = ServerActivity(
+            duration_s=5.0, batches_by_rows={110: 6}, execution_s_by_rows={110: execution_s}
+        )
+        trial = asked(planted(1, throughput=answered, p95_s=1.4, server=server), rate_rps=132.0)
+        assert trial.measurement is not None
+        trial = replace(trial, measurement=replace(trial.measurement, window_s=5.0))
+        return runs_of([trial], scenario.slo, scenario)[0]
+
+    assert judged(0.9, 111.0).held
+    assert judged(0.01, 111.0).fell_behind  # batches are short: what is missing waits
+    assert judged(0.9, 80.0).fell_behind
 
 
 def test_confirmation_runs_that_missed_a_higher_rate_are_counted_apart() -> None:

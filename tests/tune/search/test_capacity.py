@@ -23,7 +23,7 @@ from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
-from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, WIDEST
+from batchtune.tune.evidence.bracket import FRESH, LEVEL, OPEN, RIVAL, SATURATED, WIDEST
 from batchtune.tune.search.capacity import CapacitySearch
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial
@@ -314,6 +314,18 @@ def test_no_gain_is_stated_over_who_was_only_overloaded() -> None:
         "How much is gained over the server's defaults is not known: "
         "no rate tried met the SLO with the server's defaults."
     )
+
+
+def test_full_batches_that_answer_less_than_smaller_ones_are_no_limit_below_these() -> None:
+    """The defaults answered 500/s in full batches; batches of 8 rows held 700/s, and the defaults may fill as few."""
+    overload = at_rate(5, 5000.0, math.inf, batching="defaults", source="defaults", answered=0.1)
+    search = CapacitySearch(CAPACITY, budget_s=45.0)
+    search.observe([overload])
+    defaults = search.contenders.of("defaults")
+    assert defaults is not None
+    assert search.upper(defaults) == pytest.approx(SATURATED * 500.0)
+    search.observe([at_rate(6, 700.0, 0.01, batching=BATCH_8)])
+    assert search.upper(defaults) == pytest.approx(SATURATED * 700.0)
 
 
 def test_an_overload_teaches_the_curve_what_full_batches_answer() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
@@ -62,11 +62,7 @@ def print_answer(
     else:
         tell("", *tables.aligned(compared_table(chosen)), as_is=True)
         tell("", *marks_texts([chosen, *others], starred=False))
-    resumed = (
-        "The command behind `confirm` continues this sweep; its --budget includes the time already spent."
-    )
-    more = [resumed] if "--resume" in (next_step or "") else [*words.offer_sentences(chosen, offer)]
-    for label, texts in _argument(chosen, more, whole=whole):
+    for label, texts in _argument(chosen, words.ways_on(chosen, offer, next_step), whole=whole):
         tell(label, *texts)
     tell("Caveats", *(marks.lines() if whole else ()))
     commands = {"confirm": next_step, "deploy": deployment, "search": offer, "explain": why}
@@ -86,7 +82,7 @@ def _print_contenders(chosen: Recommendation, marks: Marks) -> None:
 
 
 def _argument(
-    chosen: Recommendation, more: Sequence[str], *, whole: bool
+    chosen: Recommendation, more: Iterable[str], *, whole: bool
 ) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield (label, paragraphs) of what an answer says below its table; `more`: sentences after its confidence.
 
@@ -192,10 +188,7 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
             text, advice = words.capitalised(text_of(caveat)), words.capitalised(advice_of(caveat))
             yield f"{text}{whose}. {advice}."
             if is_first:
-                yield (
-                    "`load` may call such a run INVALID; a sweep counts the SLO as met where it was, since a late or "
-                    "busy client makes a server look slower, never faster. It may hide a gain."
-                )
+                yield labels("notes")["client"]
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."
@@ -284,7 +277,7 @@ def marks_texts(shown: Sequence[Recommendation | Compared], *, starred: bool = T
     if "~" in signs:
         yield "~ is expected to be met: a share of a rate that was tried."
     if "?" in signs:
-        yield "? is a guess: every confirmation run was at a higher rate, and missed the SLO."
+        yield "? is a guess: the runs that would show it missed the SLO, or none was made."
     if any(map(_is_predicted, shown)):
         yield "† 95 % of further runs; other rows have the range of their runs."
     if starred and any(isinstance(contender, Compared) and contender.outside for contender in shown):
@@ -320,8 +313,9 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
 
 def _sign(capacity: Capacity) -> str:
     """Return the mark before a rate that is stated as held: a share of another rate, or a guess."""
-    is_estimate = capacity.is_share and capacity.held_rps and not capacity.lone_rps
-    return "?" if capacity.refuted_rps is not None else "~" if is_estimate else ""
+    if capacity.lone_rps or not capacity.held_rps:
+        return ""
+    return "?" if capacity.is_guess else "~" if capacity.is_share else ""
 
 
 def _latency(contender: Recommendation | Compared, name: str, limit_s: float) -> str:

@@ -259,6 +259,8 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
     present = [other for other in others if other.name == "present"]
     for other in present or others:
         yield _gain_sentence(chosen, other)
+    if not is_refuted(chosen) and any(outcome_of(other) == "gained" for other in present or others):
+        yield "Gains compare these runs on this host; at another time they may differ."
     level = next((other for other in others if other.name == chosen.level_with), None)
     if level is not None and present and level not in present and not level.open:
         yield f"{capitalised(NO_DIFFERENCE)} from {reference_text(level.name)}."
@@ -268,14 +270,16 @@ def gain_sentences(chosen: Recommendation) -> Iterator[str]:
 def gain_parts(chosen: Recommendation) -> tuple[list[str], list[str]]:
     """Return (sentences on gains, sentence on the measured figures); the figures first where they are a guess."""
     gains, figures = [*gain_sentences(chosen)], [figures_sentence(chosen)]
-    return (figures, gains) if is_guess(chosen) else (gains, figures)
+    return (figures, gains) if is_refuted(chosen) else (gains, figures)
 
 
 def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
     name, lone = reference_text(other.name), _met_by_one(other.capacity)
     match outcome_of(other):
         case "unknown" if other.gain is not None and other.gain.low <= 0.0:
-            return f"The gain over {name} was not measured."
+            return (
+                f"The gain over {name} is not known: `batchtune compare`, with both as variants, measures it."
+            )
         case "unknown" if other.capacity is not None and not other.capacity.held_rps:
             return f"How much is gained over {name} is not known: {_met_none(other, lone)}."
         case "open" | "unknown":
@@ -288,7 +292,7 @@ def _gain_sentence(chosen: Recommendation, other: Compared) -> str:
             return f"{capitalised(NO_DIFFERENCE)} from {name}."
         case "gained":
             never = "" if other.keeps else f" {capitalised(_met_none(other, lone))}."
-            guess = ", if that guess holds" if is_guess(chosen) else ""
+            guess = ", if that guess holds" if is_refuted(chosen) else ""
             return f"{capitalised(gain_text(other.gain))} {_gained_what(chosen)} {name}{guess}.{never}"
 
 
@@ -404,7 +408,7 @@ def model_sentences(chosen: Recommendation) -> Iterator[str]:
         yield f"The best parameters of each model alone, combined, are {label}: {fared}."
 
 
-def is_guess(chosen: Recommendation) -> bool:
+def is_refuted(chosen: Recommendation) -> bool:
     """Return whether the stated capacity is below the lowest rate of confirmation runs that all missed the SLO."""
     return chosen.capacity is not None and chosen.capacity.refuted_rps is not None
 
@@ -456,7 +460,7 @@ def capacity_text(capacity: Capacity, latency: str = "") -> str:
 
 def met_text(capacity: Capacity) -> str:
     """Return the verb of a rate that is stated as held."""
-    if capacity.refuted_rps is not None:
+    if capacity.is_guess:
         return "is guessed to meet"
     return "is expected to meet" if capacity.is_share else "met"
 
@@ -567,7 +571,7 @@ def question_text(question: OpenQuestion, chosen: Recommendation) -> str:
             if question.high is None:
                 doubtful_rps = None if chosen.capacity is None else chosen.capacity.doubtful_rps
                 return f"{no_miss_text(doubtful_rps)}, so it may serve more"
-            less = "less than stated, or " if is_guess(chosen) else ""
+            less = "less than stated, or " if is_refuted(chosen) else ""
             return f"its capacity may be {less}up to ×{rounded(question.high)} of what is stated"
         case "rivals":
             more = f" and {len(question.labels) - 1} more" if len(question.labels) > 1 else ""
@@ -673,9 +677,11 @@ def _met(chosen: Recommendation) -> str:
     return f"had at most {percentage(chosen.slo['errors'])} errors" if "errors" in chosen.slo else "succeeded"
 
 
-def offer_sentences(chosen: Recommendation, offer: str | None) -> Iterator[str]:
-    """Yield a sentence that a longer search may find a better configuration, by the command `offer`, which is
-    shown under its label; nothing where the answer is not confirmed."""
+def ways_on(chosen: Recommendation, offer: str | None, next_step: str | None) -> Iterator[str]:
+    """Yield sentences on the commands that go on, which are shown under their labels: `next_step` with an open answer;
+    `offer` where a longer search may find a better configuration than the confirmed one."""
+    if "--resume" in (next_step or ""):
+        yield labels("notes")["resumed"]
     if chosen.established and chosen.may_find_more:
         yield "A longer search may find a better configuration" + (": see `search`." if offer else ".")
 

@@ -20,6 +20,7 @@ from batchtune.report.words import (
     capacity_text,
     capitalised,
     gain_text,
+    met_text,
     model_sentences,
     sentence,
     why_sentence,
@@ -50,7 +51,8 @@ GOLDEN = """\
 fake by gRPC, 1 row per request, 16 clients
 Recommended max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
 Gain        ×2.90 [2.80, 3.00] throughput over no batching. ×1.49 [1.44, 1.54]
-            throughput over the server's defaults.
+            throughput over the server's defaults. Gains compare these runs on
+            this host; at another time they may differ.
             2,210-2,250 requests/s, p95 9.21-9.39 ms in 3 confirmation runs.
                               requests/s     p95 ms  runs  gain [least, most]
             recommended      2,210-2,250  9.21-9.39     3
@@ -74,7 +76,8 @@ GOLDEN_CAPACITY = """\
 fake by gRPC, 1 row per request, poisson arrivals
 Recommended max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
 Gain        ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18]
-            capacity over the server's defaults.
+            capacity over the server's defaults. Gains compare these runs on
+            this host; at another time they may differ.
             Capacity 2,000/s: met in 3 of 3 confirmation runs (p95
             38.0-39.2 ms); the limit is about 2,280/s; the lowest rate that a
             run missed is 2,250/s.
@@ -237,7 +240,7 @@ def test_a_gain_in_words(low: float, high: float, words: str) -> None:
 def test_the_first_gain_is_that_over_what_runs_now(chosen: Recommendation) -> None:
     present = replace(chosen.references[1], names=("present", "defaults"))
     now = replace(chosen, references=(present, chosen.references[0]))
-    assert "Gain ×1.49 [1.44, 1.54] throughput over what runs now. 2,210" in said(now)
+    assert "Gain ×1.49 [1.44, 1.54] throughput over what runs now. Gains compare" in said(now)
     assert "Gain None: this is what runs now." in said(
         replace(
             chosen, names=("present",), references=(replace(present, configuration=chosen.configuration),)
@@ -256,7 +259,7 @@ def test_the_first_gain_is_that_over_what_runs_now(chosen: Recommendation) -> No
         ({"gain": None}, "Whether it is better than the server's defaults is open."),
         (
             {"gain": Estimate(value=1.1, low=0.0, high=1.3)},
-            "The gain over the server's defaults was not measured.",
+            "The gain over the server's defaults is not known: `batchtune compare`, with both as variants, measures it.",
         ),
         ({"keeps": False, "met": 0}, "The server's defaults miss the SLO."),
     ],
@@ -271,6 +274,13 @@ def test_a_timeout_that_a_lost_client_makes_every_batch_wait_for_is_warned_of(ch
     words = "With fewer than 16 clients each batch waits for its timeout, 2 ms."
     assert words in said(replace(chosen, configuration=all_clients))
     assert "each batch waits" not in said(chosen)
+
+
+def test_what_a_gain_stands_for_is_said_once_where_one_is_stated(chosen: Recommendation) -> None:
+    stands_for = "Gains compare these runs on this host; at another time they may differ."
+    assert said(chosen).count(stands_for) == 1
+    unknown = [replace(reference, gain=None) for reference in chosen.references]
+    assert stands_for not in said(replace(chosen, references=tuple(unknown)))
 
 
 def test_why_a_gain_is_open_is_said_where_the_host_was_disturbed(chosen: Recommendation) -> None:
@@ -403,11 +413,17 @@ def test_a_rate_that_closed_loops_or_a_search_alone_say_is_no_rate_that_runs_met
     explained = "~ is expected to be met: a share of a rate that was tried."
     met = replace(capacity, references=())
     assert "~" not in said(met, scenario=CAPACITY)
-    for changes, cell in (({"search_rps": 2300.0}, "~2,000 "), ({"by_loops": True}, "~2,000 by loops ")):
+    for changes, cell, verb in (
+        ({"search_rps": 2300.0}, "~2,000 ", "is expected to meet"),
+        ({"by_loops": True}, "?2,000 by loops ", "is guessed to meet"),
+        ({"disputed_rps": 2300.0}, "?2,000 ", "is guessed to meet"),
+    ):
         share = replace(capacity.capacity, confirmed=False, **changes)  # type: ignore[arg-type]
         text = said(replace(met, capacity=share), scenario=CAPACITY)
         assert f"recommended {cell}" in text
-        assert explained in text
+        assert met_text(share) == verb
+        assert (explained in text) == (cell[0] == "~")
+        assert ("? is a guess: " in text) == (cell[0] == "?")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ GOLDEN = """\
 fake by gRPC, 1 row per request, poisson arrivals
 Recommended max_batch_size 14, batch_timeout_micros 2000, num_batch_threads 1
 Gain        ×3.53 [2.86, 4.37] capacity over no batching. ×1.83 [1.54, 2.18]
-            capacity over the server's defaults.
+            capacity over the server's defaults. Gains compare these runs on
+            this host; at another time they may differ.
             Capacity 2,000/s: met in 3 of 3 confirmation runs (p95
             38.0-39.2 ms); the limit is about 2,280/s; the lowest rate that a
             run missed is 2,250/s.

@@ -353,7 +353,7 @@ def _sure(chosen: Recommendation) -> Fact:
     return Fact(
         question="How confident is this?",
         headline="Confirmed" if chosen.established else "Not confirmed",
-        lines=(*lines, basis, *words.offer_sentences(chosen, None)),
+        lines=(*lines, basis, *words.ways_on(chosen, None, None)),
         tone="good" if chosen.established else "open",
     )
 

@@ -254,10 +254,10 @@ class _Answer:
             helps = "not distinguishable"  # what is recommended says otherwise
         is_level = gain is not None and gain.low <= 1.0 <= gain.high
         capacity = account.capacity(chosen)
-        is_guess = capacity is not None and capacity.refuted_rps is not None
+        is_refuted = capacity is not None and capacity.refuted_rps is not None
         is_open = is_level and unbatched is not None and account.is_open(unbatched, chosen)
         is_settled = helps == "no" or is_level == (helps == "not distinguishable")
-        is_known = is_settled and not (is_guess or is_open)
+        is_known = is_settled and not (is_refuted or is_open)
         references = self._references()
         named_apart = (chosen, *references.values())
         others = [c for c in self._state.contenders.all() if c not in named_apart and self._has_figures(c)]

@@ -137,6 +137,11 @@ class Capacity:
         return self.by_loops or self.search_rps is not None or self.disputed_rps is not None
 
     @property
+    def is_guess(self) -> bool:
+        """Whether no run shows `held_rps`: those that would missed the SLO, or none had a rate."""
+        return self.by_loops or self.disputed_rps is not None or self.refuted_rps is not None
+
+    @property
     def is_untried(self) -> bool:
         """Whether no run had a rate: only closed loops ran, and they missed the SLO."""
         return not self.held_rps and not self.missed

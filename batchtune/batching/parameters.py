@@ -273,10 +273,10 @@ class Configuration:
 
 
 def server_defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving") -> dict[str, Any]:
-    """Return parameter name -> the server's default; `cpus`: numbers of the CPUs that it may run on (None: those of
-    this process).
+    """Return parameter name -> the server's default, for max_batch_size, batch_timeout_micros, max_enqueued_batches and
+    num_batch_threads. `cpus`: numbers of the CPUs that it may run on (None: those of this process).
 
-    Servers of other dialects than tfserving have one instance, and a queue without a limit.
+    Servers of other dialects than tfserving have one instance, and a queue without a limit: 2^31 - 1 batches.
     """
     is_ours = dialect == "tfserving"
     return {

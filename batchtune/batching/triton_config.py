@@ -383,6 +383,9 @@ MODEL_FIELDS: Final = (
 def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
     """Read the batching part of a Triton model's config.pbtxt; without `dynamic_batching` batching is off.
 
+    A max_batch_size that is absent stays absent. num_batch_threads is the largest count of the instance groups, each
+    at least 1. Priorities go into `notes`; all else of the model's configuration is left out.
+
     Raises:
         BatchingParametersError: `source:line: …`: a field that ModelConfig lacks, a value of another type, another
             batcher than the dynamic one, or a model whose tensors have no batch dimension.

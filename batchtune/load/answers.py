@@ -187,8 +187,10 @@ def require_answer(endpoint: Endpoint, requests: RequestSet, *, is_json: bool) -
 
     Raises:
         WrongAnswerError: the answer has no end, is a redirect, has a status other than `ok.status`, or, with `is_json`,
-            is no JSON, or has no value at `ok.path` or, without that, an `error`.
-        TargetError: there is no answer, or its status is one of a server that is overloaded or not ready yet.
+            is no JSON, or has no value at `ok.path` or, without that, an `error`; of protocol openai, with or without
+            `is_json`: it has an `error`, or neither server-sent events nor a JSON object.
+        TargetError: there is no answer, or its status is 429, 502, 503 or 504: a server that is overloaded or not ready
+            yet.
     """
     answer_bytes_max = 2**26  # Of one answer that is looked at before any load.
     not_now = (429, 502, 503, 504)  # Statuses that pass: too many requests, not ready, a timeout.

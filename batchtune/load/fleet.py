@@ -1,5 +1,5 @@
 """Sends the load from processes of this machine: started once, each sends its slice of every job, and the samples of
-all are merged without loss."""
+all are merged."""
 
 from __future__ import annotations
 

@@ -291,8 +291,10 @@ def _all_streams(parts: Sequence[Samples]) -> Streams | None:
 
 
 def merge(parts: Sequence[Samples], *, names: Sequence[str] = ()) -> Samples:
-    """Merge the samples of several workers of one job, in the order of due times, without loss.
+    """Merge the samples of several workers of one job, in the order of due times: every request, of the gaps between
+    tokens one in as many as the part that has the fewest.
 
+    `streams` and `endpoint` are None where a part has none; `endpoints` and `one_in` are those of the first part.
     `names`: of the workers; empty: "worker 0", "worker 1" …
 
     Raises:

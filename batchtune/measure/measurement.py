@@ -155,7 +155,7 @@ def judge(
 
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: the tests show
     neither, or no request was due in the window. The error ratio is compared as it was seen, without allowing for
-    chance (measurement.md 2.5 d).
+    chance.
     A caveat on the host turns the verdict into NOISY, a caveat on the client into INVALID. Exceptions: a PASS of an
     open loop stays, since lag and noise only make requests slower; so does, on a noisy host, a FAIL by the server's own
     errors (`fails_by_itself`), and with a late client a FAIL that holds when its own lag is subtracted. `decision`:

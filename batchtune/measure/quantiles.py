@@ -1,7 +1,8 @@
 """Latency quantiles, rates and differences, each with its interval.
 
-Intervals are distribution-free: order statistics, widened by the design effect because requests that share a
-batch finish together (`reference/measurement.md` 2.3). No shape of the latency distribution is assumed.
+Intervals are distribution-free: order statistics (David & Nagaraja, "Order Statistics", section 7.1), widened by the
+design effect (Kish, "Survey Sampling") because requests that share a batch finish together. No shape of the latency
+distribution is assumed.
 """
 
 from __future__ import annotations
@@ -283,8 +284,8 @@ def _clump(times_ns: NDArray[np.int64], total: float) -> float:
 #
 # One difference a block, the logarithm of a ratio. The estimate is the Hodges-Lehmann median of the averages of all
 # pairs of differences (Walsh averages), its interval the exact inversion of Wilcoxon's signed-rank test: no shape is
-# assumed but symmetry, which interleaving in mirrored orders gives (measurement.md 2.7; Hollander, Wolfe & Chicken,
-# "Nonparametric Statistical Methods", section 3.3).
+# assumed but symmetry, which interleaving in mirrored orders gives (Hollander, Wolfe & Chicken, "Nonparametric
+# Statistical Methods", section 3.3).
 
 BLOCKS_NEEDED: Final = 6
 """Fewest differences with a finite 95 % interval: 2 / 2^6 = 3.1 %."""

@@ -88,7 +88,7 @@ def strict_decision(
     above it (FAIL); UNSURE: the test shows neither.
 
     `requests`: number that counted. `misses`: how many of them missed the limit. Both are divided by `design_effect`
-    and rounded against the verdict (measurement.md 2.4).
+    and rounded against the verdict.
     """
     effective, missed = requests / design_effect, misses / design_effect
     if binomial_cdf(math.ceil(missed - 1e-9), math.floor(effective + 1e-9), allowed_miss_ratio) <= ALPHA:
@@ -324,12 +324,11 @@ def warm_up_needed_s(
     batch_rows: float = 1.0,
     rows_per_s: float | None = None,
 ) -> float:
-    """Return how many seconds at the start of a run must be left out (measurement.md 2.2).
+    """Return how many seconds at the start of a run must be left out.
 
     The maximum of three times (timeout + time of one batch), and the time in which each batch thread gets four batches
-    of `batch_rows` at `rows_per_s`; without the minimum of one second there, which is for servers that were never
-    loaded before. `batch_rows`: rows that a batch will hold, which may be far below the largest size: few clients never
-    fill a batch of 1000.
+    of `batch_rows` at `rows_per_s` (None: only the former). `batch_rows`: rows that a batch will hold, which may be far
+    below the largest size: few clients never fill a batch of 1000.
     """
     four_batches_s = 4.0 * batch_threads * batch_rows / rows_per_s if rows_per_s else 0.0
     return max(3.0 * (batch_timeout_s + batch_s), four_batches_s)

@@ -1,4 +1,4 @@
-"""Guesses what a model's inputs hold, and reads the scenarios that come with the program."""
+"""Reads the scenarios that come with the program, and fills them in for an app, a model or a running server."""
 
 from __future__ import annotations
 

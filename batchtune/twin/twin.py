@@ -44,6 +44,8 @@ def play(
     """Simulate traffic on each of `devices`; the first tenth of the time is warm-up, and does not count. Returns
     figures of shape (devices,).
 
+    In a closed loop warm-up is a tenth of the least time in which the first device can answer the requests. Where a
+    fifth of them or more is refused, the loop is simulated once more, with 20 times as many and without warm-up.
     `requests`: how many to simulate; None: `enough_requests` for each replica, in all at most 100,000. A think time is
     simulated as a delay of the answer, and subtracted from the latencies. The clients of a closed loop begin one after
     another during the first execution: those that fit into one batch then alternate in two halves, as with a real

@@ -1,4 +1,4 @@
-"""`batchtune report`: a run as one HTML file that explains itself."""
+"""`batchtune runs`, `batchtune trials` and `batchtune report`: runs and trials as tables, a run as one HTML file."""
 
 from __future__ import annotations
 

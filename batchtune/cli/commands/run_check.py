@@ -423,13 +423,16 @@ def update_baseline(
     provenance: Mapping[str, Any],
     blocks: int,
 ) -> int:
-    """Measure a new baseline and write it to `path`, unless it drifted from the best baseline recorded in that file.
+    """Measure a new baseline and write it to `path`, and to the folder of the run, unless it drifted: a median is worse
+    than the best one that the file records by more than its gate allows (`Baseline.drifts`).
 
-    Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs.
+    Without a comparable baseline in that file nothing drifts; with `wanted.force` neither, and the best figures are
+    forgotten. Returns the exit code: 0 written, 1 it drifted, 6 the measurement is invalid. `course`: makes the runs.
     `gates`: whose figures must not drift. `blocks`: how many runs.
 
     Raises:
         TargetError: no run was complete.
+        ArchiveError: the baseline cannot be written.
     """
     course.measure("screen", blocks, ())
     void = judged(_incomparable("", blocks), course.trials, course.variants)

@@ -202,11 +202,13 @@ def http_configuration(
     """Make a configuration of a server of kind http from values by name: those of `point`, else of `fixed`, else of
     `defaults`.
 
-    Names that are not among `words` become flags. Without batching num_batch_threads becomes a flag where the server
-    has such a parameter.
+    Batching parameters go by TensorFlow Serving's names and units (`in_words_of`); names that are not among `words`
+    become flags; a value of None is left out. Without batching num_batch_threads becomes a flag where the server has
+    such a parameter.
 
     Raises:
-        BatchingParametersError: a size, wait or number that no server would accept.
+        BatchingParametersError: a size, wait or number that no server would accept, or an enable_batching that is no
+            boolean.
     """
     values = {**defaults, **fixed, **point}
     enabled = _is_batched(values)

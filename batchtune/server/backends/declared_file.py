@@ -30,8 +30,8 @@ def tensor_specs(
 ) -> tuple[TensorSpec, ...]:
     """Return the tensors of a section `{name: {dtype: float32, shape: [200]}}`, in the file's order.
 
-    The shapes returned begin with None, for the batch dimension. wildcard_allowed: sizes may be -1 or null,
-    for any.
+    Left out, dtype is float32 and shape [], one value for each row; the dtype string becomes numpy's object. The shapes
+    returned begin with None, for the batch dimension. wildcard_allowed: sizes may be -1 or null, for any.
 
     Raises:
         FaultError: naming the key that is missing or wrong.

@@ -30,7 +30,8 @@ def example_inputs(message: Any) -> dict[str, NDArray[Any]]:
     The bytes of a context are put before those of each example: protobuf merges concatenated messages.
 
     Raises:
-        StatusError: INVALID_ARGUMENT when there is no example, RESOURCE_EXHAUSTED for too many.
+        StatusError: INVALID_ARGUMENT when there is no example, RESOURCE_EXHAUSTED for more than 65,536, or where the
+            context, once for each example, takes more than 16 MiB.
     """
     context = b""
     examples = message.example_list.examples

@@ -363,10 +363,11 @@ class RestCalls:
         return self._models.find(route.model_name, version=route.version, label=route.label)
 
     def account(self, route: Route) -> bytes:
-        """Return the answer of a status or metadata call as JSON, and count the call.
+        """Return the answer of a status or metadata call as JSON, and count the call, by its error if it has one.
 
         Raises:
-            StatusError: INVALID_ARGUMENT without a model's name, NOT_FOUND for an unknown model or version.
+            StatusError: INVALID_ARGUMENT without a model's name or, for metadata, for an unknown label; NOT_FOUND for
+                an unknown model or version, for metadata also for one that is not AVAILABLE.
         """
         answer = status_answer if route.action == "status" else metadata_answer
         try:

@@ -269,7 +269,14 @@ class RequestParser:
             self._fields[name] = value if before is None else before + b", " + value
 
     def on_headers_complete(self) -> None:
-        """Check the head, and make the request whose body follows; a head that is refused ends the parsing."""
+        """Check the head, make the request whose body follows, and call `on_head`; httptools calls this.
+
+        A request to upgrade to another protocol is only recorded: `feed` has it parsed once more without that wish.
+
+        Raises:
+            _RefusedError: the head is refused, which ends the parsing: another version than HTTP/1.0 and 1.1, no Host,
+                an unknown transfer coding, or a body that is declared too large.
+        """
         self._events += 1
         parser = self._parser
         if parser is None:

@@ -350,9 +350,11 @@ class Contenders:
 def reference_configurations(scenario: Scenario) -> dict[Source, Configuration]:
     """Return source -> configuration of the references that exist, each with the scenario's fixed server flags.
 
-    `present`: an attached server's configuration, or that of `fixed` where it sets a size, a timeout or threads.
-    `no_batching`: where the server can do without. `defaults`: the server's; for Triton those of the model's
-    configuration, with `dynamic_batching { }` where it has none.
+    `present`: an attached server's configuration, or that of `fixed` where it sets a size, a timeout or threads (kind
+    http: a size or a timeout). `no_batching`: where the server can do without; for kind http not with streamed answers.
+    `defaults`: the server's; for Triton those of the model's configuration, with `dynamic_batching { }` where it has
+    none; for kind http those that the scenario states, unless there is a `present`. A `present`, or for kind http
+    `defaults`, that no server would accept is left out.
     """
     flags = scenario.fixed_flags
     original = scenario.target.found

@@ -144,7 +144,8 @@ class MessageBuffer:
         return len(self._data) + self.retained_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received bytes; return the messages that these complete, each without gRPC's prefix.
+        """Add received bytes; return the messages that these complete, each without gRPC's prefix, and inflated unless
+        `inflates` is False: then `compressed` is set, and the message returned as it came.
 
         Raises StatusError for a broken message and, before its bytes are stored, for one larger than allowed.
         """

@@ -162,7 +162,8 @@ class _FreeLanes:
             self.add(lane)
 
     def take(self) -> _Lane:
-        """Take the free lane of the lowest number for one batch; blocks while there is none.
+        """Take the free lane of the lowest number for one batch; while there is none it makes one where the lanes grow
+        (`renew(None)`), else blocks.
 
         Raises:
             StatusError: UNAVAILABLE after `end`.

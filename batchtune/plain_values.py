@@ -54,7 +54,8 @@ def as_text(text: str) -> Coded:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert a value to mappings, lists, strings and numbers that `json.dumps(…, allow_nan=False)` writes."""
+    """Convert a value to mappings, lists, strings and numbers that `json.dumps(…, allow_nan=False)` writes; nan and
+    infinities become the texts `nan`, `inf` and `-inf`."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):

@@ -337,7 +337,7 @@ class Run:
         return samples_frame(self.requests(number))
 
     def requests(self, number: int) -> Samples:
-        """Return the requests of trial `number` as arrays, as the load generator recorded them.
+        """Return the requests of trial `number` as arrays, as the load generator recorded them, but without `streams`.
 
         Raises:
             ArchiveError: missing, corrupt or of another schema.
@@ -509,7 +509,7 @@ def create_run(
     run is no sweep, and `latest_run` passes over it.
 
     Raises:
-        ArchiveError: the directory cannot be made.
+        ArchiveError: the directory cannot be made, or a file in it not written.
     """
     if provenance is None:
         from batchtune.provenance import collect
@@ -615,7 +615,7 @@ def read_original(run: Run) -> OriginalModel | None:
 
 
 def to_parquet(samples: Samples) -> bytes:
-    """Return requests as the bytes of a Parquet file, which `read_parquet` reads."""
+    """Return requests as the bytes of a Parquet file, which `read_parquet` reads; `streams` is left out."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

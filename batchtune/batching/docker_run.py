@@ -65,10 +65,11 @@ def parse_docker_run(text: str, *, source: str) -> ServerWords:
     """Read the server's flags and parameters file from the only `docker run` of a text, which may be a shell script.
 
     A path that begins with the working directory (`$PWD`, `$(pwd)`) or has no folder is taken to lie beside `source`.
+    For Triton the parameters file is the config.pbtxt that is mounted.
 
     Raises:
-        BatchingParametersError: `source:line: …`: a second command, a compose file, a command without an image, or a
-            file that is not in a mount.
+        BatchingParametersError: `source:line: …`: no command, a second one, a compose file, a command without an image,
+            or a file that is not in a mount.
     """
     text = _COMMENT.sub("", text)
     starts = list(_RUN.finditer(text))

@@ -40,7 +40,7 @@ def format_flags(parameters: BatchingParameters | None) -> str:
 
 def parse_flags(text: str, *, source: str, line: int = 1) -> BatchingFile:
     """Read parameters from flags that begin on line `line`, quoted as for a shell; other flags become `settings`, flags
-    of the server.
+    of the server. Batching is on unless `--enable_batching=false` is among them.
 
     Raises:
         BatchingParametersError: `source:line: …`: no flag, a value of another type, a flag that is misspelt or given

@@ -31,8 +31,8 @@ def parse_tfserving_text(text: str, *, source: str = "<string>") -> BatchingPara
     values.
 
     Raises:
-        BatchingParametersError: `source:line: …`: no text proto, an unknown parameter, a value of another form; for
-            `max_batch_size: 128` the hint says how to write it.
+        BatchingParametersError: `source:line: …`: no text proto, an unknown parameter, one given twice, a value of
+            another form; for `max_batch_size: 128` the hint says how to write it.
     """
     values: dict[str, Any] = {}
     sizes: list[int] = []

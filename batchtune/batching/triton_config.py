@@ -121,7 +121,8 @@ def with_batching(config: Mapping[str, Any], configuration: Configuration) -> di
 
     `preferred_batch_size` is written only if the configuration names sizes: Triton's own filled-in default follows
     `max_batch_size`. Other fields of `dynamic_batching` (ordering, queue policies, priorities) stay unless named.
-    Instance groups with different counts stay if the largest count is the configuration's.
+    Instance groups with different counts stay if the largest count is the configuration's. Without batching
+    `dynamic_batching` is left out, and `max_batch_size` stays.
     """
     changed = copy.deepcopy(dict(config))
     settings = {name: text for name, text in configuration.flags if name in SETTINGS}

@@ -136,8 +136,8 @@ def baseline_of(
 
 
 def workload_of(scenario: Scenario, *, relaunches: bool) -> dict[str, Any]:
-    """Return what two measurements must have in common to be compared, name -> value: requests, load, SLO,
-    objective, CPUs, launches.
+    """Return what two measurements must have in common to be compared, name -> value: requests, load without
+    its seed, SLO, objective, CPUs, launches.
 
     Model and batching parameters are left out: they are what a check compares. `relaunches`: every run had a
     server of its own.

@@ -116,6 +116,7 @@ class Benches:
 
         Raises:
             TargetError: a server failed.
+            MeasurementInvalidError, UsageError: as `run_duet`.
         """
         plan = duet_plan(pair, trials, block=block)
         fleet, other = (self._fleet(variant.scenario.load) for variant in pair)

@@ -61,8 +61,9 @@ def deployment(
     """Return the shell command that deploys the recommended configuration; several, where the model is copied
     first.
 
-    For Triton it copies the parameters into the model repository; for a server of kind http that reads a file
-    or takes a request it is a sentence with the values to set there. A model whose path is gone is written as
+    For Triton it copies the parameters into the model repository; for kind command it writes them, and runs the
+    target's own command; for a server of kind http that reads a file or takes a request it is a sentence with
+    the values to set there. A model whose path is gone is written as
     PATH/…; a sample model as a command that prints its path. `recommend`: the command that gives this answer
     again.
     """
@@ -135,8 +136,8 @@ def _of_several_models(configuration: Configuration, scenario: Scenario, file: P
 def server_of(configuration: Configuration, target: TargetSpec, models: Iterable[Path]) -> str:
     """Return the program to deploy with, as words of a shell.
 
-    It is the measured one, but tensorflow_model_server in place of the bundled server where it is installed
-    and can serve the same models with the same flags. `models`: where they lie.
+    It is the measured one, but tensorflow_model_server in place of the bundled server where it is installed, or
+    the target is a container, and it can serve the same models with the same flags. `models`: where they lie.
     """
     if target.runs in ("local", "command"):
         return shlex.join(target.command or (_TENSORFLOWS,))

@@ -543,8 +543,8 @@ RECENT_NS: Final = 1_000_000_000
 
 
 def together(lives: Sequence[LiveAggregate]) -> LiveAggregate:
-    """Merge the live figures of several workers: sums; for quantiles means weighted by the workers' throughput; the
-    longest `elapsed_s`."""
+    """Merge the live figures of several workers: sums; for quantiles means weighted by the workers' throughput, nan
+    where none has any; the longest `elapsed_s`."""
     answering = [live for live in lives if live.throughput_rps > 0.0]
     throughput_rps = sum(live.throughput_rps for live in answering)
 

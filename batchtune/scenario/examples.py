@@ -152,7 +152,8 @@ def _names_in(file: Path) -> set[str] | None:
 
 
 def running_scenario(server: str, model: str, places: Mapping[str, str], others: Sequence[Any] = ()) -> str:
-    """Return the text of a preset's scenario for a running server, without the keys that launch a server.
+    """Return the text of a preset's scenario for a running server, without the keys that launch a server; for ray-serve
+    also without `metrics` where these would count other applications too, or their place is unknown.
 
     `server`: the preset's name, as `--server` takes it. `places`: text of the preset -> the text that replaces it.
     `others`: applications that are sent along, unchanged, with each new configuration.

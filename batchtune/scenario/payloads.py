@@ -178,8 +178,9 @@ def http_signature(request: RequestSpec, name: str) -> Signature:
 
 
 def http_body(template: Any, inputs: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> bytes:
-    """Return the JSON of a template filled with rows. `inputs`: arrays by name, whose first dimension is rows.
-    `rng`: draws {{uuid}}."""
+    """Return the JSON of a template (`filled`): {{NAME}} is all values of that input, {{rows}} all rows, {{row}} the
+    first; a row is a value where there is one input, else a mapping by name. `inputs`: arrays by name, whose
+    first dimension is rows. `rng`: draws {{uuid}}."""
     columns = {name: _plain(array.tolist()) for name, array in inputs.items()}
     if len(columns) == 1:
         rows = next(iter(columns.values()))

@@ -120,8 +120,8 @@ def _texts(template: Any) -> Iterator[str]:
 def filled(template: Any, values: Mapping[str, Any]) -> Any:
     """Return the template, nested as it is, with values in place of each {{NAME}}.
 
-    A string that is only one such place becomes the value itself, with its type. A NAME without a value stays
-    as it is.
+    A string that is only one such place becomes the value itself, with its type; {{N * NAME}} is N times a
+    number. A NAME without a value stays as it is.
     """
     if isinstance(template, Mapping):
         return {name: filled(value, values) for name, value in template.items()}

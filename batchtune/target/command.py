@@ -364,7 +364,8 @@ class CommandTarget:
 
     def restore(self) -> None:
         """Run `target.stop`, end what was launched, put back the parameters of an attached server, then run
-        `target.restore`; all but the ending only where something was applied, and once.
+        `target.restore`; all but the ending only where something was applied, and once. Where `target.stop` fails, this
+        is only reported.
 
         Raises:
             TargetError: the server does not take its parameters back, or `target.restore` failed.

@@ -126,7 +126,8 @@ def require_launched(endpoint: Endpoint | None) -> Endpoint:
 
 
 def control_client(endpoint: Endpoint, *, timeout_s: float = 5.0) -> httpx.Client:
-    """Make an HTTP client for readiness, metadata, metrics and administration, never for load; the caller closes it.
+    """Make an HTTP client for readiness, metadata, metrics and administration, never for load; the caller closes it. It
+    takes paths of the REST URL, if there is a REST port, else whole URLs; proxies of the environment are not used.
 
     Raises:
         UsageError: a TLS file of the endpoint cannot be used.

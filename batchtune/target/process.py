@@ -469,7 +469,7 @@ class Container:
 
 
 def container_of(command: Sequence[str], id_file: Path) -> Container | None:
-    """Return the container that a command line runs; None: it runs none.
+    """Return the container that a command line runs; None: it runs none, or by `compose` or `exec`, which write no id.
 
     `id_file`: where its id is written; a --cidfile in the command takes precedence.
     """

@@ -144,7 +144,8 @@ class Bench:
     def run(self, plan: Plan) -> FinishedTrial:
         """Run a trial. It is a failed trial where the target refuses the parameters, dies or answers nothing.
 
-        Where somebody else changed the parameters during the load, the load is sent again once.
+        Where somebody else changed the parameters during the load, the load is sent again once; where that happens
+        twice, the trial fails.
 
         Raises:
             UsageError: the requests do not fit a model; with several models the message names it.

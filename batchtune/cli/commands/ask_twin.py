@@ -513,8 +513,8 @@ def run_plan(
     parameters met the limits and the twin predicts that they do.
 
     Raises:
-        UsageError: no rate, no latency limit, or options that cannot be parsed.
-        ArchiveError, TwinError: as `asked_run` and `calibrated_run`.
+        UsageError: no rate, no latency limit, several configurations, or options that cannot be parsed.
+        ArchiveError, TwinError: as `asked_run`, `calibrated_run` and `Replicas.plan`.
     """
     if rate is None:
         raise UsageError("a plan needs a rate", hint="write --rate 10000, or 10k/s")

@@ -384,7 +384,7 @@ def backend(
     root: Path = Path("/"),
 ) -> Check:
     """Check whether a framework is installed, can be imported by `python` within `limit_s` seconds, and sees
-    the machine's GPU."""
+    the machine's GPU. `wanted`: (module, expression for the number of GPUs, how to install it), of BACKENDS."""
     module, count_gpus, install = wanted
     if find_spec(module) is None:
         return Check("missing", "not installed", f"to serve its models: {install}")

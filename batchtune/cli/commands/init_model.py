@@ -155,6 +155,9 @@ def run_init_model(
     """Run `batchtune init MODEL`: send a model a few requests, and write a scenario for it. Returns the exit
     code, 0.
 
+    At an address, a server with a preset, a language model or an app gets no such requests: its scenario
+    follows from what it says of itself.
+
     `argument`: MODEL as typed, a path or the address of a running server. `wanted`: the options on load and
     server. `write`: the file; None or `-`: stdout. `check`: only send requests, and print how fast they are
     answered.

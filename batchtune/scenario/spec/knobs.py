@@ -286,8 +286,8 @@ def server_flags(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def misspelt_knob(name: str) -> str | None:
-    """Return the batching parameter that `name` was probably meant to be; None: it is one, or a server
-    flag."""
+    """Return the batching parameter that `name` was probably meant to be; None: it is one, begins with `--`, or
+    resembles none, as the flags of a server do."""
     known = (*KNOBS, LENGTH_BUCKETS)
     if name in known or name.startswith("--"):
         return None

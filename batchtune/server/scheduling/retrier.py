@@ -70,8 +70,8 @@ class BatchSchedulerRetrier:
         return self._options.retry_delay_micros < self._options.max_time_micros
 
     def schedule(self, queue: RetriedQueue, task: Any) -> None:
-        """Schedule a task; blocks while it is retried, as TF Serving does; raises the StatusError of the last
-        attempt."""
+        """Schedule a task; blocks while it is refused as UNAVAILABLE and retried, as TF Serving does; raises the
+        StatusError of the last attempt, or at once any other."""
         started_micros = self._clock.now_micros()
         while True:
             try:

@@ -441,8 +441,9 @@ def tightest(latency_s: Mapping[str, Estimate], slo: Mapping[str, float]) -> Est
 
 
 def range_of(values: Iterable[float], is_predicted: bool = False) -> Estimate:
-    """Return the median of `values` with their range; with `is_predicted` and PREDICTION_RUNS values or more, with a
-    95 % prediction interval for a further run. NaN values are left out; all three are NaN if no value remains.
+    """Return the median of `values` with their range; with `is_predicted` and PREDICTION_RUNS values or more, all
+    positive and finite, with a 95 % prediction interval for a further run. NaN values are left out; all three are NaN
+    if no value remains.
 
     Interval: exp(mean ± t(n-1) · s · sqrt(1 + 1/n)) of the natural logs, widened to contain the median.
     """

@@ -106,6 +106,7 @@ class Device:
 def batcher_of(configuration: Configuration, *, cpus: Collection[int] | None = None) -> Batcher:
     """Make the scheduler that a server builds from a configuration; parameters left out have the server's defaults.
 
+    Servers of other dialects than tfserving have a queue without a limit, and neither pad nor split batches.
     `cpus`: those that the server may run on (`target.cpus`); None: those of this process.
     """
     parameters, threads = configuration.batching, configuration.threads(cpus)
@@ -225,7 +226,7 @@ def run_simulation(
 def run_by_events(
     traffic: SimulatedTraffic, batcher: Batcher, device: Device, *, count_from_s: float = -math.inf
 ) -> Outcome:
-    """Simulate by the event loop, which handles all traffic."""
+    """Simulate by the event loop, which handles all traffic; `count_from_s`: as in `run_simulation`."""
     from batchtune.twin.simulator.event_kernel import BATCHES, simulate
 
     world = new_world(traffic, batcher, device, count_from_s)

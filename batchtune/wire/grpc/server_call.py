@@ -337,7 +337,7 @@ class GrpcStream:
             self.sink.send_message(self, message)
 
     def finish(self, code: str = "OK", message: str = "") -> None:
-        """End the stream with a status."""
+        """End the stream with a status; of a stream that has ended, nothing."""
         if self.answered:
             return
         self.answered = True

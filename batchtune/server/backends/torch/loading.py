@@ -101,8 +101,9 @@ def forward_in(
     """Load a module so that it computes in the precision of --torch_dtype.
 
     The whole module is converted if a batch of zeros then runs. A graph that was exported with fixed precisions inside
-    does not run converted: its weights stay as they are, and its matrix products compute in `dtype_name` (autocast).
-    load: returns a newly loaded module at each call.
+    does not run converted: its weights stay as they are, and its matrix products compute in `dtype_name` (autocast),
+    which is noted. dtype_name: `as_exported` converts nothing, float32 always converts. load: returns a newly loaded
+    module at each call.
     """
     if dtype_name == "as_exported":
         return Forward(torch, load(), outputs)
@@ -184,7 +185,8 @@ def _set_thread_counts(torch: Any, options: ServerFlags) -> None:
 
 
 def device_of(torch: Any, options: ServerFlags) -> TorchDevice:
-    """Return the device that `--device` names: auto, cpu, cuda or cuda:N.
+    """Return the device that `--device` names: auto, cpu, cuda or cuda:N; on a GPU this limits the memory of the
+    process to --per_process_gpu_memory_fraction.
 
     Raises:
         StatusError: FAILED_PRECONDITION where a GPU is asked for and PyTorch sees none, or not that one.

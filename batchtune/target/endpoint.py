@@ -259,7 +259,7 @@ def wait_for(
 
 
 def connection_failure(endpoint: Endpoint) -> OSError | None:
-    """Return why the server takes no connection; None: it takes one."""
+    """Return why the server takes no connection within 1 s on its REST port (80 where it has none); None: it does."""
     try:
         with socket.create_connection((endpoint.host, endpoint.rest_port or 80), timeout=1.0):
             return None

@@ -109,8 +109,8 @@ class Scenario(Spec):
         """Make the configuration of the values of `point` (a parameter of `axes` -> value), else of `fixed`; names
         that are no batching parameter are server flags.
 
-        What both leave out is, for kind http, as in `target.defaults`; for kind triton, as the model has it. With several
-    models each has parameters of its own besides those that all share; `point` None: `fixed` alone.
+        What both leave out is as in `target.defaults` for kind http, and as the model has it for kind triton. With
+        several models each has parameters of its own besides those that all share; `point` None: `fixed` alone.
 
         Raises:
             BatchingParametersError: values that no server would accept.

@@ -198,7 +198,8 @@ class RequestParser:
 
     @property
     def piece_bytes(self) -> int:
-        """Number of bytes to feed next: the rest of the arriving body, and at most 512 of what follows it."""
+        """Number of bytes to feed next: 512 before a body; the rest of a body whose length is known and at most 512 of
+        what follows it, 16 KiB in all; 4 KiB of a chunked body."""
         read_bytes = 1 << 14
         request = self._request
         # Beyond the end of a body: at most some 30 requests, of 0.5 kB each, which wait until that before is

@@ -427,7 +427,7 @@ class Search(ABC):
 
     def overhead_s(self) -> float:
         """Return the seconds that a run takes beside its measured part (applying, warming up, draining): the median
-        over the last eight trials; 0.4 s with fewer than three."""
+        over the last eight trials, at least 0.1 s; 0.4 s with fewer than three."""
         assumed_s = 0.4
         beside = [
             trial.seconds - trial.request.duration_s

@@ -227,7 +227,8 @@ class AnswerWriter:
             stream.cancel()
 
     def grow_window(self, stream_id: int, increment: int) -> None:
-        """Apply a WINDOW_UPDATE; raises PeerError when it breaks the connection's window."""
+        """Apply a WINDOW_UPDATE; raises PeerError when it breaks the connection's window. Where it breaks that of a
+        stream, the stream is reset."""
         flow = self._flow
         if stream_id == 0:
             flow.grow_connection(increment)

@@ -100,11 +100,11 @@ def _argument(
     if whole:
         yield "Search", [" ".join(_searched(chosen))]
     yield "Confidence", [" ".join([words.capitalised(words.confidence_sentence(chosen)), *more])]
-    of_failures = ("confirmation_failed", "ran_out", "refused", "some_failed")
+    always = ("short_sweep", "confirmation_failed", "ran_out", "refused", "some_failed")
     notes = [
         words.sentence(text_of(note))
         for note in chosen.notes
-        if note.code in of_failures or (whole and note.code != "unbatched_too_slow")  # which the gain says
+        if note.code in always or (whole and note.code != "unbatched_too_slow")  # which the gain says
     ]
     warnings = [*words.qualifying_sentences(chosen), *([] if whole else [*notes, *_warnings(chosen)])]
     yield "Warning", [*filter(None, [" ".join(warnings)])]

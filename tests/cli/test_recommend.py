@@ -61,7 +61,7 @@ def test_a_run_without_the_searchs_account_still_gives_a_recommendation(run, cap
 def test_without_why_some_lines_end_with_the_command_that_says_more(run, capsys):
     assert recommend(run, why=False) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24
+    assert len(lines) <= 25
     assert lines[-1].strip() == f"explain  batchtune recommend {run.path} --why"
 
 
@@ -710,15 +710,17 @@ def test_a_sweep_that_ends_without_a_recommendation_leaves_no_stale_one(run):
 @pytest.mark.parametrize(
     ("budget", "more"),
     [
-        ({}, "--budget 52s"),
+        ({}, "--budget 2m"),
         ({"time": "90s"}, "--budget 3m"),
-        ({"time": "10s"}, "--budget 52s"),
+        ({"time": "10s"}, "--budget 2m"),
         ({"trials": 12}, "--set search.budget.trials=24"),
         ({"trials": 2}, "--set search.budget.trials=8"),
         ({"time": "90s", "trials": 12}, "--budget 3m --set search.budget.trials=24"),
     ],
 )
-def test_what_would_establish_it_has_twice_of_what_was_given_or_spent(run, budget, more):
+def test_what_would_establish_it_has_twice_of_what_was_given_but_no_less_than_without_a_budget(
+    run, budget, more
+):
     scenario = scenario_of(
         search={"space": {"max_batch_size": [8, 14]}, **({"budget": budget} if budget else {})}
     )
@@ -730,6 +732,28 @@ def test_another_slo_is_established_by_a_sweep_of_its_own(run):
     asked = SloSpec.model_validate({"p95": "9.4ms", "errors": 0.02})
     step = to_establish(run, SCENARIO, helping_ledger(), asked=asked)
     assert step == f"batchtune sweep {run.path}/scenario.yaml --slo-p95 9.4ms --slo-errors 0.02"
+
+
+@pytest.mark.parametrize(("budget", "is_short"), [("20s", True), ("90s", False)])
+def test_a_short_sweep_says_that_more_time_is_what_is_missing(run, capsys, budget, is_short):
+    space = {"max_batch_size": [8, 14], "batch_timeout_micros": [1000, 2000], "num_batch_threads": [1]}
+    scenario = scenario_of(search={"budget": {"time": budget}, "space": space})
+    searched = [trial for trial in helping_ledger() if trial.source != "confirm"]
+    for trials in (searched, helping_ledger()):
+        code = conclude(run, scenario, trials)
+        said = re.sub(r"\s+", " ", capsys.readouterr().out)
+        missing = (
+            f"More time is what is missing: this sweep had {budget[:2]} s, without --budget it has 2 min"
+        )
+        assert (missing in said) == (is_short and code == 5)
+    asked = SloSpec.model_validate({"p95": "9.4ms"})
+    assert to_establish(run, scenario, searched, asked=asked).endswith(
+        "--slo-p95 9.4ms --budget 2m" if is_short else "--slo-p95 9.4ms"
+    )
+    missed = [planted(1, batching=None, throughput=900, p95_s=0.09, source="no_batching")]
+    with pytest.raises(InconclusiveError) as raised:
+        conclude(run, scenario, missed)
+    assert raised.value.hint.startswith("give the sweep more time: " if is_short else "to look further: ")
 
 
 def test_where_every_batch_fails_nothing_would_establish_more(run):

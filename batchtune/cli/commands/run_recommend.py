@@ -26,7 +26,8 @@ from batchtune.report.findings import print_json, worded
 from batchtune.report.recommendation_text import print_answer
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.answer.reason import failure_with_batching
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
+from batchtune.tune.answer.reason import failure_with_batching, too_short
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, Trial, measuring_s
@@ -222,7 +223,7 @@ def to_establish(
     run: Run, scenario: Scenario, trials: Sequence[Trial], *, asked: SloSpec | None = None
 ) -> str | None:
     """Return the `batchtune sweep` command that would confirm the answer: it resumes the run, with twice the
-    budget.
+    budget, at least what a sweep has without one.
 
     For another SLO than the scenario's, `asked`, it starts a new sweep. None where every batch fails: more
     trials would change nothing.
@@ -231,7 +232,8 @@ def to_establish(
         return None
     sweep = f"batchtune sweep {shlex.quote(str(run.path / SCENARIO))}"
     if asked is not None:
-        return f"{sweep} {_asked(asked, scenario)}".rstrip()
+        more = _longer(scenario, trials) if too_short(trials, scenario) else ""
+        return f"{sweep} {_asked(asked, scenario)}{more}".rstrip()
     return f"{sweep} --resume {shlex.quote(str(run.path))} {_longer(scenario, trials)}"
 
 
@@ -244,7 +246,8 @@ def _way_on(
         return None
     step = to_establish(run, scenario, trials, asked=asked)
     if step is not None:
-        error.hint = f"to look further: {step}"
+        purpose = "give the sweep more time" if too_short(trials, scenario) else "to look further"
+        error.hint = f"{purpose}: {step}"
     return step
 
 
@@ -264,12 +267,12 @@ def _asked(slo: SloSpec | None, scenario: Scenario) -> str:
 
 
 def _longer(scenario: Scenario, trials: Sequence[Trial]) -> str:
-    """Return the options that give a sweep twice its budget, or twice what it really spent where that is
-    more."""
+    """Return the options that give a sweep twice its budget, twice what it really spent, or what it has without a
+    budget, whichever is most."""
     search, options = scenario.search, []
     if search.budget.time_s is not None:
         given_s = search.budget.time_s if search.budget_is_given else 0.0
-        seconds = math.ceil(2.0 * max(given_s, measuring_s(trials)))
+        seconds = math.ceil(max(2.0 * given_s, 2.0 * measuring_s(trials), DEFAULT_TIME_BUDGET_S))
         options.append(f"--budget {seconds // 60}m" if seconds % 60 == 0 else f"--budget {seconds}s")
     if search.budget.trials is not None:
         tried = {trial.configuration for trial in trials if trial.source not in NO_CANDIDATES | REPEATS}

@@ -21,6 +21,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, complement
 from batchtune.scenario.spec.check import value_words
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.answer.choice import Capacities, FixedLoads
 from batchtune.tune.answer.recommendation import limit_text
@@ -32,6 +33,7 @@ from batchtune.tune.trials.trial import (
     commonest_error,
     explain_failure,
     has_only_errors,
+    measuring_s,
     out_of_memory,
 )
 from batchtune.units import counted, percentage, rounded
@@ -341,6 +343,14 @@ def nothing_to_recommend(trials: Sequence[Trial], account: Capacities | FixedLoa
     if all(has_only_errors(trial) for trial in trials if trial.number in nearest):
         hint = "the server fails these requests under any load and limit: its log says why"
     return NoFeasibleConfigurationError(why, hint=hint)
+
+
+def too_short(trials: Sequence[Trial], scenario: Scenario) -> tuple[Coded, ...]:
+    """The finding that a sweep had less than half of the time that it has without a budget; (): it had more, or its
+    budget is in trials."""
+    had_s = max(scenario.search.budget.time_s or math.inf, measuring_s(trials))
+    short = coded("short_sweep", had_s=had_s, usual_s=DEFAULT_TIME_BUDGET_S)
+    return (short,) if 2.0 * had_s < DEFAULT_TIME_BUDGET_S else ()
 
 
 def _quieter(trials: Sequence[Trial]) -> str:

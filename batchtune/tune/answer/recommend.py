@@ -26,6 +26,7 @@ from batchtune.tune.answer.reason import (
     nearest_first,
     nothing_to_recommend,
     padding_note,
+    too_short,
 )
 from batchtune.tune.answer.recommendation import (
     Alone,
@@ -124,8 +125,11 @@ def trades(
             p95_ratio=p95.value / figures["p95_s"],
             confirmations=other.fresh,
         )
-        least = max(math.log(LEVEL), 2.0 * spread)
-        if _signs(alternative, least) in ((1, -1), (-1, 1)):
+        least, ratios = (
+            max(LEVEL, math.exp(2.0 * spread)),
+            (alternative.throughput_ratio, alternative.p95_ratio),
+        )
+        if min(ratios) >= least or max(ratios) <= 1.0 / least:
             trading.append(alternative)
     front = [
         candidate
@@ -137,14 +141,6 @@ def trades(
         )
     ]
     return tuple(sorted(front, key=lambda alternative: alternative.p95_s))
-
-
-def _signs(other: Alternative, least: float) -> tuple[int, int]:
-    """(throughput, p95) of an alternative: 1 better, -1 worse, 0 closer than `least` in natural logs."""
-    ratios = other.throughput_ratio, 1.0 / other.p95_ratio if other.p95_ratio > 0.0 else math.inf
-    logs = [math.log(ratio) if ratio > 0.0 else -math.inf for ratio in ratios]
-    signs = [0 if abs(log) < least else 1 if log > 0.0 else -1 for log in logs]
-    return signs[0], signs[1]
 
 
 def recommend(
@@ -269,6 +265,9 @@ class _Answer:
         questions = [*account.questions(chosen, rivals)]
         if self._stop_reason == "server_gone":
             questions.insert(0, OpenQuestion(code="server_gone"))
+        missing = (
+            too_short(self._trials, scenario) if questions and questions[0].code != "server_gone" else ()
+        )
         bottleneck = None
         if not self._state.of_models:
             usual = searched_bottleneck(
@@ -339,6 +338,7 @@ class _Answer:
             caveats=_caveats(measured),
             ignored=self._ignored(),
             notes=(
+                *missing,
                 *self._notes(runs),
                 *padding_note(self._runs_trials(runs), chosen.configuration, self._trials),
             ),

@@ -44,6 +44,7 @@ from batchtune.measure.slo import (
     Verdict,
     Window,
     counted_in,
+    keeps,
     limits_of,
     primary_limit,
     strict_decision,
@@ -149,27 +150,31 @@ def counted_requests(samples: Samples, window: Window, activity: ServerActivity 
 
 
 def judge(
-    run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...]
+    run: CountedRequests, slo: SloSpec, distrust: tuple[Coded, ...], latency_s: Mapping[str, Estimate]
 ) -> tuple[Verdict, Coded, Decision | None]:
-    """Return (verdict, reason, decision) of a run under `slo`; `distrust`: the run's caveats.
+    """Return (verdict, reason, decision) of a run under `slo`; `distrust`: the run's caveats; `latency_s`: its
+    quantiles by name.
 
     PASS and FAIL are binomial tests, each wrong for at most 1 in 20 runs at the limit itself; UNSURE: the tests show
     neither, or no request was due in the window. The error ratio is compared as it was seen, without allowing for
     chance.
     A caveat on the host turns the verdict into NOISY, a caveat on the client into INVALID. Exceptions: a PASS of an
-    open loop stays, since lag and noise only make requests slower; so does, on a noisy host, a FAIL by the server's own
-    errors (`fails_by_itself`), and with a late client a FAIL that holds when its own lag is subtracted. `decision`:
-    what a NOISY or INVALID run would be without its caveat; None for any other.
+    open loop stays, since lag and noise only make requests slower; so does, with a late or busy client, an UNSURE whose
+    quantiles are within the limits; on a noisy host a FAIL by the server's own errors (`fails_by_itself`); and with a
+    late client a FAIL that holds when its own lag is subtracted. `decision`: what a NOISY or INVALID run would be
+    without its caveat; None for any other.
     """
     if not len(run.due_ns):
         return "UNSURE", coded("none_measured"), None
     decision, reason = _decide(run, slo)
-    closed = run.samples.concurrency is not None
     failing = fails_by_itself(error_counts(run.samples, run.window), run.samples.one_in * len(run.due_ns))
     blames_host = not (failing and reason.code == "too_many_fail")
     noise = next((caveat for caveat in distrust if blames_host and caveat.code in HOST_CODES), None)
     blame = next((caveat for caveat in distrust if caveat.code in CLIENT_CODES), None)
-    if (noise is None and blame is None) or (decision == "PASS" and not closed):
+    kept = decision == "PASS"
+    if decision == "UNSURE" and noise is None:
+        kept = keeps(slo, {name: quantile.value for name, quantile in latency_s.items()}, slo.error_ratio)
+    if (noise is None and blame is None) or (kept and run.samples.concurrency is None):
         return decision, reason, None
     if noise is not None:
         return "NOISY", coded("text", text=noise), decision
@@ -397,14 +402,14 @@ def measure(
     limit = None if slo is None else primary_limit(slo)
     limit_s = limit.seconds if limit is not None else _finite(latency_s["p95"].value)
     watched = run if limit is None else run.by(limit, limits)
-    streamed = {} if samples.streams is None else streamed_figures(run, limits)
+    latency_s |= {} if samples.streams is None else streamed_figures(run, limits)
     client = client_activity(samples, window)
     done_ns, ends = samples.done_ns[good], (window.start_ns, window.end_ns)
     rows = samples.rows[good].astype(np.float64)
     throughput_rps = rate_estimate(done_ns, ends, weights=np.full(len(done_ns), float(one_in)))
     errors = error_counts(samples, window)
     tokens = None if samples.streams is None else _tokens(samples, good, window)
-    noted = (
+    told = (
         *client_caveats(
             client, limit_s=limit_s, rate_rps=throughput_rps.value, client_max_rps=client_max_rps
         ),
@@ -416,8 +421,8 @@ def measure(
         *notes,
     )
     endpoints = endpoint_figures(samples, window)
-    verdict, reason, decision = (None, as_text(""), None) if slo is None else judge(run, slo, noted)
-    distrust = (*noted, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
+    verdict, reason, decision = (None, as_text(""), None) if slo is None else judge(run, slo, told, latency_s)
+    distrust = (*told, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
     return Measurement(
         requests=one_in * len(run.due_ns),
         window_s=window.seconds,
@@ -426,7 +431,7 @@ def measure(
         throughput_rps=throughput_rps,
         throughput_rows_per_s=rate_estimate(done_ns, ends, weights=one_in * rows),
         goodput_rps=one_in * _goodput_rps(run, good, window, slo),
-        latency_s=latency_s | streamed,
+        latency_s=latency_s,
         latency_mean_s=float(answered.mean()) if len(answered) else math.nan,
         error_ratio=sum(errors.values()) / (one_in * len(run.due_ns)) if len(run.due_ns) else 0.0,
         errors=errors,

@@ -77,6 +77,16 @@ def primary_limit(slo: SloSpec) -> Limit | None:
     return next((by_name[name] for name in (*whole, *by_name) if name in by_name), None)
 
 
+def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
+    """Whether these figures keep every limit; a limited quantile that is undefined or was not measured does not.
+
+    `latency_s`: quantile name -> seconds. `error_ratio`: the share of requests that failed, 0 to 1.
+    """
+    return error_ratio <= slo.error_ratio and all(
+        latency_s.get(name, math.nan) <= limit_s for name, limit_s in slo.limits().items()
+    )
+
+
 def strict_decision(
     requests: float,
     misses: float,

@@ -171,8 +171,7 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     """Yield a sentence on each decisive caveat of the recommended figures and of those that they are compared
     with.
 
-    Behind the first of the client stands why its run counts here; the last sentence says how many other caveats there
-    are.
+    The last one says how many other caveats there are.
     """
     codes = {"emulated_device", "errors", "not_steady", "streams_textless"} | CLIENT_CODES | HOST_CODES
     # The backlog of runs above a capacity grows too: they show where it ends.
@@ -183,12 +182,9 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     against = [(caveat, whose) for caveats, whose in owned for caveat in caveats]
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
-            is_first = caveat.code in CLIENT_CODES and not said & CLIENT_CODES
             said.add(caveat.code)
             text, advice = words.capitalised(text_of(caveat)), words.capitalised(advice_of(caveat))
             yield f"{text}{whose}. {advice}."
-            if is_first:
-                yield labels("notes")["client"]
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from batchtune.batching.parameters import Configuration, to_dict
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.caveats import HOST_CODES
+from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.findings import labels, text_of
 from batchtune.report.tables import ratio, span
@@ -363,7 +363,9 @@ def figures_sentence(chosen: Recommendation) -> str:
         return f"{figures} in {runs}."
     if chosen.capacity.is_share:
         latency += f" in {runs_text(chosen, chosen.runs)}"
-    return f"{capitalised(capacity_text(chosen.capacity, latency))}."
+    by_client = any(caveat.code in CLIENT_CODES for caveat in chosen.caveats)
+    more = labels("notes")["client"] if by_client else ""
+    return f"{capitalised(capacity_text(chosen.capacity, latency))}.{more}"
 
 
 def _figures_of_models(chosen: Recommendation) -> str:

@@ -267,6 +267,20 @@ def test_lag_cannot_overturn_a_pass() -> None:
     assert "client_late" in codes(result)
 
 
+@pytest.mark.parametrize(("slow_requests", "verdict"), [(200, "INVALID"), (90, "UNSURE"), (1, "PASS")])
+def test_a_busy_client_voids_no_open_loop_whose_requests_kept_the_limit(
+    slow_requests: int, verdict: str
+) -> None:
+    """It makes a server look slower, never faster; 2,000 requests are measured, of which 100 may be slow."""
+    latency_s = np.where(5.0 - slow_requests / 500.0 <= EVENLY, 0.03, 0.005)
+    samples = make_samples(EVENLY, latency_s, offered_rps=500.0, client_cpu_ratio=0.86)
+    result = measure(samples, warm_up_s=1.0, slo=p95_within(0.02), duration_s=5.0)
+    assert "client_busy" in codes(result)
+    assert result.verdict == verdict
+    busy = [each for each in result.caveats if each.code == "client_busy"]
+    assert (text_of(result.verdict_reason) == text_of(busy[0])) == (verdict == "INVALID")
+
+
 def test_a_throttled_client_falls_behind() -> None:
     lag_s = EVENLY
     samples = make_samples(EVENLY, 0.002 + lag_s, lag_s=lag_s, offered_rps=500.0)
@@ -314,6 +328,10 @@ def test_the_mean_batch_stands_in_for_clumping_that_few_misses_cannot_show() -> 
     told = measure(samples, warm_up_s=1.0, slo=p95_within(0.02), activity=activity(mean_batch_rows=20.0))
     assert measure(samples, warm_up_s=1.0, slo=p95_within(0.02)).verdict == "PASS"
     assert told.verdict == "UNSURE"
+    assert text_of(told.verdict_reason).startswith(
+        "0 of 100 requests over p95's 20 ms (0 %; 5 % are allowed); since latencies rise and fall together, they count "
+        "as 5 independent ones, too few to decide; a run about"
+    )
 
 
 def test_a_growing_backlog_is_told() -> None:

@@ -521,10 +521,7 @@ def test_what_speaks_against_a_reference_is_said_and_an_emulated_device_last(cho
         replace(chosen, caveats=(caveat("emulated_device"),), references=(limited, *chosen.references[1:]))
     )
     advice = capitalised(advice_of(limited.caveats[0]))
-    why = "`load` may call such a run INVALID; a sweep counts the SLO as met where it was, since a late or busy client"
-    assert f"of the CPU that it has (no batching). {advice}. {why}" in text
-    assert "never faster. It may hide a gain. The device is emulated" in text
-    assert text.count("INVALID") == 1
+    assert f"of the CPU that it has (no batching). {advice}. The device is emulated" in text
 
 
 def test_answers_without_text_are_told_with_their_share(chosen: Recommendation) -> None:

@@ -15,6 +15,7 @@ from statistics import fmean
 
 from batchtune.measure.caveats import HOST_CODES, has_short_client
 from batchtune.measure.measurement import Measurement
+from batchtune.measure.slo import keeps
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.trials.pace import clients_to_fill
@@ -417,16 +418,6 @@ def _is_client_limited(measured: Measurement) -> bool:
     the client was short of CPU too."""
     return measured.verdict == "INVALID" or (
         measured.verdict == "NOISY" and has_short_client(measured.caveats)
-    )
-
-
-def keeps(slo: SloSpec, latency_s: dict[str, float], error_ratio: float) -> bool:
-    """Whether these figures keep every limit; a limited quantile that is undefined or was not measured does not.
-
-    `latency_s`: quantile name -> seconds. `error_ratio`: the share of requests that failed, 0 to 1.
-    """
-    return error_ratio <= slo.error_ratio and all(
-        latency_s.get(name, math.nan) <= limit_s for name, limit_s in slo.limits().items()
     )
 
 

@@ -325,6 +325,17 @@ def test_further_runs_are_predicted_of_a_confirmed_answer_only() -> None:
             assert ("95 % of further runs" in said) == is_confirmed
 
 
+def test_a_capacity_met_with_a_busy_client_is_called_that_or_more() -> None:
+    trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in (1, 2, 3)]
+    busy = (caveat("client_busy", cpu_ratio=0.87),)
+    near = [
+        replace(one, measurement=replace(one.measurement, caveats=busy)) for one in trials if one.measurement
+    ]
+    said = "Or more: a late or busy load generator makes a server look slower, never faster."
+    assert figures_sentence(recommend(near, scenario=SCENARIO)).endswith(said)
+    assert said not in figures_sentence(recommend(trials, scenario=SCENARIO))
+
+
 def test_confirmation_runs_at_higher_rates_are_counted_with_what_they_missed() -> None:
     """Of five, two missed a higher rate: one its latency limit, the other only for want of answers."""
     trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in (1, 2, 3)]

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from batchtune.batching.cortex import parse_cortex
-from batchtune.batching.docker_run import (
+from batchtune.batching.flags import (
     OF_THE_MODEL,
     ServerWords,
     is_docker_run,
     names_server,
     parse_docker_run,
+    parse_flags,
     parse_server_command,
 )
-from batchtune.batching.flags import parse_flags
 from batchtune.batching.kubernetes import parse_manifests
 from batchtune.batching.parameters import (
     PARAMETER_NAMES,

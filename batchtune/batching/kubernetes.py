@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from batchtune.batching.docker_run import ServerWords, server_words
+from batchtune.batching.flags import ServerWords, server_words
 from batchtune.batching.parameters import FILE_FLAG, SWITCH_FLAG, Configuration
 from batchtune.errors import BatchingParametersError
 

@@ -8,35 +8,23 @@ The grammar is protobuf's text format without extensions, `Any` and field number
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.errors import BatchingParametersError
 
-_TOKEN = re.compile(
-    r"""
-    (?P<space>[ \t\r\f\v]+|\#[^\n]*)
-  | (?P<newline>\n)
-  | (?P<number>[-+]?[ \t]*(?:0[xX][0-9a-fA-F]+|\d+\.\d*(?:[eE][-+]?\d+)?[fF]?|\.\d+(?:[eE][-+]?\d+)?[fF]?
-      |\d+[eE][-+]?\d+[fF]?|\d+[fF]?)(?![\w.]))
-  | (?P<name>[A-Za-z_][\w.]*)
-  | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-  | (?P<mark>[{}<>\[\]:,;])
-    """,
-    re.VERBOSE,
-)
+if TYPE_CHECKING:
+    from google.protobuf.text_format import Tokenizer
+
 _CLOSING = {"{": "}", "<": ">"}
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A value that is no message: a number or a word as written, or the text of a string without its quotes.
+    """A value that is no message: a number or a word as written, or the text of a string without its quotes."""
 
-    Within the parser, any token: also a mark, the end of the text, and a string still in its quotes.
-    """
-
-    kind: Literal["number", "name", "string", "mark", "end"]
+    kind: Literal["number", "name", "string"]
     text: str
     line: int
 
@@ -69,7 +57,9 @@ def parse_text_proto(text: str, *, source: str) -> Message:
     Raises:
         BatchingParametersError: `source:line: …` where the text leaves the grammar.
     """
-    return _Parser(list(_tokens(text, source)), source).message(until="end")
+    from google.protobuf.text_format import Tokenizer
+
+    return _message(Tokenizer(text.split("\n")), source, until="")
 
 
 def failure(source: str, line: int, what: str, *, hint: str = "") -> BatchingParametersError:
@@ -152,117 +142,66 @@ def described(value: Scalar | Message) -> str:
     return f'"{value.text}"' if value.kind == "string" else value.text
 
 
-def _tokens(text: str, source: str) -> Iterator[Scalar]:
-    position, line = 0, 1
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise failure(source, line, f"unexpected character {text[position]!r}")
-        position = match.end()
-        match match.lastgroup:
-            case "newline":
-                line += 1
-            case "number" | "name" | "string" | "mark" as kind:
-                yield Scalar(kind, match[0], line)
-            case _:
-                pass
-    yield Scalar("end", "the end of the text", line)
-
-
-class _Parser:
-    """Recursive descent over the tokens; the last token is the end."""
-
-    def __init__(self, tokens: list[Scalar], source: str) -> None:
-        self._tokens = tokens
-        self._source = source
-        self._at = 0
-
-    def message(self, *, until: str) -> Message:
-        line = self._next.line
-        fields: list[Field] = []
-        empty_lists: list[tuple[str, int]] = []
-        while not (self._next.kind == "end" if until == "end" else self._is_mark(until)):
-            name, values = self._field()
-            fields.extend(values)
+def _message(tokens: Tokenizer, source: str, *, until: str) -> Message:
+    """Read fields up to the mark `until`, which is taken too; "": up to the end of the text."""
+    line = _line(tokens)
+    fields: list[Field] = []
+    empty_lists: list[tuple[str, int]] = []
+    while not tokens.LookingAt(until):
+        line_of_field, name = _line(tokens), _taken(tokens)
+        if not name.isidentifier():
+            raise failure(source, line_of_field, f"expected a field name, found {_shown(name)}")
+        colon = tokens.TryConsume(":")
+        if listed := tokens.TryConsume("["):
+            values = _list(tokens, source)
             if not values:
-                empty_lists.append((name.text, name.line))
-            if self._is_mark(",") or self._is_mark(";"):
-                self._take()
-        if until != "end":
-            self._take()
-        return Message(fields=tuple(fields), line=line, empty_lists=tuple(empty_lists))
-
-    def _field(self) -> tuple[Scalar, list[Field]]:
-        name = self._take()
-        if name.kind != "name":
-            raise failure(self._source, name.line, f"expected a field name, found {name.text!r}")
-        if self._is_mark(":"):
-            self._take()
-        elif not (self._begins_block(0) or (self._is_mark("[") and self._begins_block(1))):
-            raise failure(
-                self._source,
-                self._next.line,
-                f"expected ':' or '{{' after {name.text}, found {self._next.text!r}",
-            )
-        if not self._is_mark("["):
-            return name, [Field(name=name.text, value=self._value(), line=name.line)]
-        self._take()
-        fields = [Field(name=name.text, value=value, line=name.line, listed=True) for value in self._list()]
-        return name, fields
-
-    def _list(self) -> Iterator[Scalar | Message]:
-        while not self._is_mark("]"):
-            yield self._value()
-            if self._is_mark(","):
-                self._take()
-                if self._is_mark("]"):
-                    raise failure(self._source, self._next.line, "expected a value after ',', found ']'")
-            elif not self._is_mark("]"):
-                raise failure(
-                    self._source, self._next.line, f"expected ',' or ']', found {self._next.text!r}"
-                )
-        self._take()
-
-    def _value(self) -> Scalar | Message:
-        token = self._take()
-        if token.kind == "mark" and token.text in _CLOSING:
-            return self.message(until=_CLOSING[token.text])
-        if token.kind == "string":
-            parts = [_unquoted(token.text)]
-            while self._next.kind == "string":
-                parts.append(_unquoted(self._take().text))
-            return Scalar("string", "".join(parts), token.line)
-        if token.kind in {"number", "name"}:
-            return token
-        raise failure(self._source, token.line, f"expected a value, found {token.text!r}")
-
-    def _begins_block(self, ahead: int) -> bool:
-        """Whether a sub-message begins so many tokens ahead: only such a value needs no colon."""
-        token = self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
-        return token.kind == "mark" and token.text in _CLOSING
-
-    @property
-    def _next(self) -> Scalar:
-        return self._tokens[self._at]
-
-    def _take(self) -> Scalar:
-        token = self._tokens[self._at]
-        if token.kind != "end":
-            self._at += 1
-        return token
-
-    def _is_mark(self, text: str) -> bool:
-        return self._next.kind == "mark" and self._next.text == text
+                empty_lists.append((name, line_of_field))
+        else:
+            values = [_value(tokens, source)]
+        if not colon and not (values and isinstance(values[0], Message)):  # only a block needs none
+            raise failure(source, line_of_field, f"expected ':' or '{{' after {name}")
+        fields += [Field(name=name, value=value, line=line_of_field, listed=listed) for value in values]
+        _ = tokens.TryConsume(",") or tokens.TryConsume(";")
+    tokens.NextToken()
+    return Message(fields=tuple(fields), line=line, empty_lists=tuple(empty_lists))
 
 
-def _unquoted(literal: str) -> str:
-    escaped = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+def _list(tokens: Tokenizer, source: str) -> list[Scalar | Message]:
+    values: list[Scalar | Message] = []
+    while not tokens.TryConsume("]"):
+        if values and not tokens.TryConsume(","):
+            raise failure(source, _line(tokens), f"expected ',' or ']', found {_shown(tokens.token)}")
+        values.append(_value(tokens, source))
+    return values
 
-    def character(match: re.Match[str]) -> str:
-        hexadecimal, octal, single = match.groups()
-        if hexadecimal or octal:
-            return chr(int(hexadecimal or octal, 16 if hexadecimal else 8))
-        return escaped.get(single, single)
 
-    escape = r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|(.))"
-    return re.sub(escape, character, literal[1:-1], flags=re.DOTALL)
+def _value(tokens: Tokenizer, source: str) -> Scalar | Message:
+    from google.protobuf.text_format import ParseError
+
+    line, token = _line(tokens), tokens.token
+    if token in _CLOSING:
+        tokens.NextToken()
+        return _message(tokens, source, until=_CLOSING[token])
+    if token.startswith(('"', "'")):
+        try:
+            return Scalar("string", tokens.ConsumeString(), line)
+        except ParseError as error:
+            raise failure(source, line, "a string without its end, or with a wrong escape") from error
+    if not re.match(r"[\w.+-]", token):
+        raise failure(source, line, f"expected a value, found {_shown(token)}")
+    return Scalar("name" if token.isidentifier() else "number", _taken(tokens), line)
+
+
+def _taken(tokens: Tokenizer) -> str:
+    token = tokens.token
+    tokens.NextToken()
+    return token
+
+
+def _line(tokens: Any) -> int:
+    """Return the line of the next token, as an error there would name it."""
+    return int(tokens.ParseError("").GetLine())
+
+
+def _shown(token: str) -> str:
+    return repr(token) if token else "the end of the text"

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from batchtune.batching.parameters import PARAMETER_NAMES, did_you_mean
 from batchtune.errors import ScenarioError
-from batchtune.scenario import yaml_document
 from batchtune.scenario.examples import example_names
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.yaml_document import Document, overridden, parse_yaml
+from batchtune.yaml_lines import Path as KeyPath
 
 REMOVED: Final[Mapping[str, str]] = {
     "search.sampler": "take it out: the sampler is the one that did best; strategy: optuna names configurations by it "
@@ -315,7 +315,7 @@ def _problem(error: Mapping[str, Any], document: Document) -> tuple[int, str, st
     return int(line) if line.isdigit() else 0, place, what if is_said else f"{key}: {what}", hint
 
 
-def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str, str]:
+def _described(error: Mapping[str, Any], path: KeyPath) -> tuple[str, str]:
     given = error.get("input")
     context = error.get("ctx") or {}
     match error["type"]:
@@ -360,7 +360,7 @@ def _described(error: Mapping[str, Any], path: yaml_document.Path) -> tuple[str,
             return f"{wanted}; was {_short(given)}", ""
 
 
-def _path_in(data: Any, location: Iterable[str | int]) -> yaml_document.Path:
+def _path_in(data: Any, location: Iterable[str | int]) -> KeyPath:
     """Return the parts of a pydantic location that are keys of the document; the others are names of union
     members."""
     path: list[str | int] = []
@@ -374,7 +374,7 @@ def _path_in(data: Any, location: Iterable[str | int]) -> yaml_document.Path:
     return tuple(path)
 
 
-def _schemas_at(path: yaml_document.Path) -> list[dict[str, Any]]:
+def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:
     """Return the schemas that the value at this path may follow."""
     schemas = _alternatives(json_schema())
     for part in path:
@@ -402,11 +402,11 @@ def _alternatives(schema: Any) -> list[dict[str, Any]]:
     return schemas
 
 
-def _known_keys(path: yaml_document.Path) -> list[str]:
+def _known_keys(path: KeyPath) -> list[str]:
     return list(dict.fromkeys(key for schema in _schemas_at(path) for key in schema.get("properties", {})))
 
 
-def _description(path: yaml_document.Path) -> str:
+def _description(path: KeyPath) -> str:
     described = [schema["description"] for schema in _schemas_at(path) if "description" in schema]
     return described[0] if described else f"a value for {path[-1]}"
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import yaml
 
 from batchtune.errors import ScenarioError
 from batchtune.scenario.spec.served_models import refuse_unheard
+from batchtune.yaml_lines import Path, YamlError, read_yaml
 
 _WIDTH: Final = 118
 
@@ -65,12 +66,6 @@ def _flow(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-Path: TypeAlias = tuple[str | int, ...]
-
-_TOO_DEEP = "nested too deep for a scenario"
-_ComposeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """Plain data with the place of each key and list item."""
@@ -102,11 +97,6 @@ class Document:
         return Document(data=data, places=places)
 
 
-def too_deep(error: yaml.YAMLError) -> bool:
-    """Whether the parser refused a document for its depth alone, as PyYAML does from 6.0.4 on."""
-    return getattr(error, "problem", None) == "exceeded maximum nesting depth"
-
-
 def parse_yaml(text: str, *, source: str) -> Document:
     """Parse one YAML mapping into a document with the line of each key.
 
@@ -116,24 +106,18 @@ def parse_yaml(text: str, *, source: str) -> Document:
         ScenarioError: `source:line: …` for text that is no YAML, no mapping, or has a key twice.
     """
     try:
-        root = yaml.compose(text, Loader=_ComposeLoader)
-    except yaml.MarkedYAMLError as error:
-        if too_deep(error):
-            raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
-        raise _syntax_error(error, text, source) from error
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
-    if root is None:
+        data, lines = read_yaml(text)
+    except YamlError as error:
+        place = f"{source}:{error.line}" if error.line else source
+        raise ScenarioError(f"{place}: {error}", hint=error.hint) from error
+    if not lines:
         raise ScenarioError(f"{source}: the file is empty", hint="a scenario begins with name: and target:")
-    if not isinstance(root, yaml.MappingNode):
+    if not isinstance(data, dict):
         raise ScenarioError(
-            f"{source}:{_line(root)}: expected keys such as name: and target:, not a list or a word"
+            f"{source}:{lines[()]}: expected keys such as name: and target:, not a list or a word"
         )
-    reader = _NodeReader(source)
-    data = reader.plain(root, ())
-    return Document(data=data, places=reader.places)
+    places = {path: f"{source}:{line}" for path, line in lines.items()}
+    return Document(data=data, places={**places, (): f"{source}:1"})
 
 
 def parse_override(text: str, *, option: str = "--set") -> Document:
@@ -150,16 +134,11 @@ def parse_override(text: str, *, option: str = "--set") -> Document:
     if not separator or not all(keys):
         raise ScenarioError(f"{source}: expected key=value, such as load.duration=10s")
     try:
-        root = yaml.compose(value, Loader=_ComposeLoader)
-    except yaml.YAMLError as error:
-        if too_deep(error):
-            raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
-        raise ScenarioError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ScenarioError(f"{source}: {_TOO_DEEP}") from error
-    if root is None:
+        data, lines = read_yaml(value)
+    except YamlError as error:
+        raise ScenarioError(f"{source}: {error}") from error
+    if not lines:
         raise empty_value(name.strip(), option=option)
-    data: Any = _NodeReader(source).plain(root, ())
     for key in reversed(keys):
         data = {key: data}
     in_lists = tuple(int(key) if re.fullmatch(r"0|[1-9]\d?", key) else key for key in keys)
@@ -189,77 +168,6 @@ def empty_value(key: str, *, option: str) -> ScenarioError:
     )
 
 
-class _NodeReader:
-    """Turns YAML nodes into plain data and notes the place of each."""
-
-    def __init__(self, source: str) -> None:
-        self.places: dict[Path, str] = {(): f"{source}:1"}
-        self._source = source
-        self._scalars = yaml.SafeLoader("")
-        self._open: list[yaml.Node] = []
-        self._nodes = 0
-
-    def plain(self, node: yaml.Node, path: Path) -> Any:
-        self._nodes += 1
-        # A scenario nests six deep; each level takes three of the 1,000 frames that Python allows.
-        depth_max = 50
-        if len(self._open) > depth_max:
-            raise ScenarioError(f"{self._source}:{_line(node)}: {_TOO_DEEP}")
-        nodes_max = 100_000
-        if node in self._open or self._nodes > nodes_max:
-            raise ScenarioError(
-                f"{self._source}:{_line(node)}: an alias that contains itself, or too large a document"
-            )
-        self._open.append(node)
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode):
-                return [self._item(item, (*path, at)) for at, item in enumerate(node.value)]
-            return self._scalar(node)
-        finally:
-            self._open.pop()
-
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        own: dict[str, Any] = {}
-        inherited: dict[str, Any] = {}
-        lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                for mapping in self._merged_in(value_node, path):
-                    inherited = {**mapping, **inherited}
-                continue
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise ScenarioError(f"{self._source}:{_line(key_node)}: a key must be a word")
-            key = key_node.value
-            if key in lines:
-                raise ScenarioError(
-                    f"{self._source}:{_line(key_node)}: {'.'.join(map(str, (*path, key)))}: given twice, "
-                    f"first on line {lines[key]}",
-                    hint="keep one of them",
-                )
-            lines[key] = _line(key_node)
-            self.places[(*path, key)] = f"{self._source}:{lines[key]}"
-            own[key] = self.plain(value_node, (*path, key))
-        return {**inherited, **own}
-
-    def _merged_in(self, node: yaml.Node, path: Path) -> Iterator[Mapping[str, Any]]:
-        for mapping in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            if not isinstance(mapping, yaml.MappingNode):
-                raise ScenarioError(f"{self._source}:{_line(mapping)}: <<: expected a mapping to merge")
-            yield self.plain(mapping, path)
-
-    def _item(self, node: yaml.Node, path: Path) -> Any:
-        self.places[path] = f"{self._source}:{_line(node)}"
-        return self.plain(node, path)
-
-    def _scalar(self, node: yaml.Node) -> Any:
-        try:
-            return self._scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
-            raise ScenarioError(f"{self._source}:{_line(node)}: {node.value!r} cannot be read") from error
-
-
 def _merged(base: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return {**base, **{key: _replaced(base.get(key), value) for key, value in other.items()}}
 
@@ -272,20 +180,3 @@ def _replaced(ours: Any, other: Any) -> Any:
         if other and other.keys() <= items.keys():
             return list(_merged(items, other).values())
     return other
-
-
-def _syntax_error(error: yaml.MarkedYAMLError, text: str, source: str) -> ScenarioError:
-    mark = error.problem_mark or error.context_mark
-    line = mark.line + 1 if mark else 1
-    lines = text.splitlines()
-    culprit = lines[line - 1] if line <= len(lines) else ""
-    hint = ""
-    if "\t" in culprit[: len(culprit) - len(culprit.lstrip())] or "'\\t'" in str(error.problem):
-        hint = "indent with spaces; YAML allows no tabs there"
-    elif ":" in str(error.problem) or "mapping" in str(error.problem):
-        hint = "check the indentation of this line and the one before"
-    return ScenarioError(f"{source}:{line}: not YAML: {error.problem or error.context}", hint=hint)
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1

@@ -1,28 +1,25 @@
 """Reads small YAML files beside a model, with the line of each key, and checks their values.
 
-The size of a file, with every alias expanded, is checked before any object is made of it.
+A wrong value is a YamlError `key: what; expected …`; `DeclaredFile.fault` makes a StatusError with path and line of it.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batchtune.batching.parameters import did_you_mean
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
+from batchtune.yaml_lines import Path as KeyPath
+from batchtune.yaml_lines import YamlError, read_yaml
 
 _DTYPES = (
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "string",
 )  # fmt: skip
-
-
-class FaultError(Exception):
-    """What is wrong in a YAML file, with the text `key: what; expected …`; `DeclaredFile.fault` makes a StatusError
-    with path and line of it."""
 
 
 def tensor_specs(
@@ -34,11 +31,11 @@ def tensor_specs(
     returned begin with None, for the batch dimension. wildcard_allowed: sizes may be -1 or null, for any.
 
     Raises:
-        FaultError: naming the key that is missing or wrong.
+        YamlError: naming the key that is missing or wrong.
     """
     tensors = document.get(section)
     if not isinstance(tensors, Mapping) or not tensors:
-        raise FaultError(
+        raise YamlError(
             f"{section}: missing; expected a table such as {{x: {{dtype: float32, shape: [200]}}}}"
         )
     specs = []
@@ -47,12 +44,10 @@ def tensor_specs(
         check_keys(tensor, key, ("dtype", "shape"))
         dtype = tensor.get("dtype", "float32")
         if dtype not in _DTYPES:
-            raise FaultError(
-                f"{key}.dtype: {dtype!r}{did_you_mean(dtype, _DTYPES)}; expected {', '.join(_DTYPES)}"
-            )
+            raise YamlError(f"{key}.dtype: {dtype!r}; {did_you_mean(dtype, _DTYPES)}")
         shape = tensor.get("shape", [])
         if not isinstance(shape, list):
-            raise FaultError(
+            raise YamlError(
                 f"{key}.shape: {shape!r}; expected a list without the batch dimension, such as [200]"
             )
         sizes = (_size(size, f"{key}.shape", wildcard_allowed=wildcard_allowed) for size in shape)
@@ -68,42 +63,34 @@ def _size(size: Any, key: str, *, wildcard_allowed: bool) -> int | None:
 
 
 def check_keys(section: Any, key: str, known: Iterable[str]) -> dict[str, Any]:
-    """Check that a section is a table with known keys only, and return it; raises FaultError otherwise.
+    """Check that a section is a table with known keys only, and return it; raises YamlError otherwise.
 
     key: dotted path of the section, "": the whole file.
     """
     if not isinstance(section, dict):
-        raise FaultError(f"{key or 'the file'}: {section!r}; expected a table with {', '.join(known)}")
+        raise YamlError(f"{key or 'the file'}: {section!r}; expected a table with {', '.join(known)}")
     for name in section:
         if name not in known:
             prefix = f"{key}." if key else ""
-            raise FaultError(
-                f"{prefix}{name}: unknown key{did_you_mean(str(name), known)}; expected {', '.join(known)}"
-            )
+            raise YamlError(f"{prefix}{name}: unknown key; {did_you_mean(name, known)}")
     return section
 
 
 def number(value: Any, key: str) -> float:
-    """Return a value as float; raises FaultError unless it is a finite number of at least 0. key: its dotted
+    """Return a value as float; raises YamlError unless it is a finite number of at least 0. key: its dotted
     path, for the message."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise FaultError(f"{key}: {value!r}; expected a number ≥ 0")
+        raise YamlError(f"{key}: {value!r}; expected a number ≥ 0")
     return float(value)
 
 
 def whole_number(value: Any, key: str, *, least: int, most: int | None = None) -> int:
-    """Return a value if it is a whole number from `least` to `most` (None: no limit); raises FaultError."""
+    """Return a value if it is a whole number from `least` to `most` (None: no limit); raises YamlError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise FaultError(f"{key}: {value!r}; expected a whole number ≥ {least}")
+        raise YamlError(f"{key}: {value!r}; expected a whole number ≥ {least}")
     if most is not None and value > most:
-        raise FaultError(f"{key}: {value!r}; expected {most} at most")
+        raise YamlError(f"{key}: {value!r}; expected {most} at most")
     return value
-
-
-def did_you_mean(word: Any, known: Iterable[str]) -> str:
-    """Return `, did you mean X?` with the known word nearest to `word`; "" where none is near."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,24 +116,24 @@ def read_declared(path: Path) -> DeclaredFile:
         StatusError: INVALID_ARGUMENT where it cannot be read, has a key twice, or is too large; with the
             line.
     """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    nodes_max = 20_000  # Many times what a stages.yaml has.
     try:
-        text = _text_of(path)
-        _check_size(path, yaml.parse(text, Loader=loader))
-        root = yaml.compose(text, Loader=loader)
-        lines = _lines_of(path, root)
-        data = None if root is None else yaml.SafeLoader("").construct_document(root)
-        return DeclaredFile(path=path, data=data, lines=lines)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise _fault(path, line, f"cannot be read: {error.problem or error.context}") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8
-        raise StatusError(
-            "INVALID_ARGUMENT", f"{path}: cannot be read: {' '.join(str(error).split())}"
-        ) from error
+        data, lines = read_yaml(_text_of(path), nodes_max=nodes_max)
+    except YamlError as error:
+        if not error.line:
+            raise StatusError("INVALID_ARGUMENT", f"{path}: {error}") from error
+        raise _fault(path, error.line, str(error)) from error
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8
+        reason = " ".join(str(error).split())
+        raise StatusError("INVALID_ARGUMENT", f"{path}: cannot be read: {reason}") from error
+    return DeclaredFile(
+        path=path, data=data, lines={_key_of(place): line for place, line in lines.items() if place}
+    )
+
+
+def _key_of(path: KeyPath) -> str:
+    """Return the path of a key as messages name it, such as lookup.inputs or a[1]."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def _text_of(path: Path) -> str:
@@ -156,80 +143,6 @@ def _text_of(path: Path) -> str:
     if len(content) > bytes_max:
         raise StatusError("INVALID_ARGUMENT", f"{path}: more than {bytes_max:,} bytes; expected a small file")
     return content.decode("utf-8")
-
-
-def _check_size(path: Path, events: Iterable[Any]) -> None:
-    """Raise StatusError if a file is too large or nested too deep, each alias counted as its content.
-
-    Reads only the parser's events; faults of syntax are left to the parser.
-    """
-    import yaml
-
-    counts: dict[str, int] = {}
-    begun: list[
-        tuple[str | None, int]
-    ] = []  # of each list and table that is open: its anchor, the nodes before it
-    nodes = 0
-    # Keys, values, lists and tables, each as often as it stands there or an alias stands for it. Ten aliases of
-    # ten aliases, nine deep, stand for 10⁹.
-    nodes_max = 20_000
-    depth_max = 32  # The files nest five deep; each level takes some of the 1,000 frames that Python allows.
-    for event in events:
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in begun):
-                raise _fault(path, line, f"*{event.anchor}: an alias that contains itself")
-            nodes += counts.get(event.anchor or "", 1)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            begun.append((event.anchor, nodes))
-            nodes += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = begun.pop()
-            if anchor is not None:
-                counts[anchor] = nodes - before
-        elif isinstance(event, yaml.ScalarEvent):
-            nodes += 1
-            if event.anchor is not None:
-                counts[event.anchor] = 1
-        if len(begun) > depth_max:
-            raise _fault(path, line, "cannot be read: exceeded maximum nesting depth")
-        if nodes > nodes_max:
-            what = f"more than {nodes_max:,} keys and values, each alias counted as what it stands for"
-            raise _fault(path, line, f"{what}; expected a small file")
-
-
-def _lines_of(path: Path, root: Any) -> dict[str, int]:
-    """Return dotted path -> line of each key; raises StatusError for a double key or an unreadable value."""
-    import yaml
-
-    lines: dict[str, int] = {}
-    constructor = yaml.SafeLoader("")
-    for key, line, node in _keys(root, ""):
-        if key in lines:
-            raise _fault(path, lines[key], f"{key}: given twice, in line {lines[key]} and in line {line}")
-        lines[key] = line
-        if isinstance(node, yaml.ScalarNode):
-            try:
-                constructor.construct_object(node)
-            except ValueError as error:  # such as the date 2026-13-13
-                raise _fault(path, line, f"{key}: {node.value!r} cannot be read: {error}") from error
-    return lines
-
-
-def _keys(node: Any, prefix: str) -> Iterator[tuple[str, int, Any]]:
-    """Yield (dotted path, line, node of the value) of each key and list item, at all depths."""
-    import yaml
-
-    if isinstance(node, yaml.MappingNode):
-        below = [(f".{getattr(name, 'value', '?')}", name, value) for name, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        below = [(f"[{at}]", item, item) for at, item in enumerate(node.value)]
-    else:
-        return
-    for step, place, value in below:
-        key = f"{prefix}{step}".removeprefix(".")
-        yield key, place.start_mark.line + 1, value
-        yield from _keys(value, key)
 
 
 def _fault(path: Path, line: int, what: str, code: str = "INVALID_ARGUMENT") -> StatusError:

@@ -41,7 +41,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.server.backends.declared_file import (
-    FaultError,
     check_keys,
     number,
     read_declared,
@@ -52,6 +51,7 @@ from batchtune.server.backends.model import PREDICT_METHOD, LoadedModel, Tensors
 from batchtune.server.scheduling.batch_threads import lower_timer_slack
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
+from batchtune.yaml_lines import YamlError
 
 # Sleeping until an instant, and waking within microseconds of it.
 #
@@ -95,9 +95,9 @@ def _service_time(section: Any) -> EmulatedServiceTime:
     if "seed" in section:
         whole_number(section["seed"], "service_time.seed", least=0)
     if section.get("concurrency", "serial") not in ("serial", "parallel"):
-        raise FaultError(f"service_time.concurrency: {section['concurrency']!r}; expected serial or parallel")
+        raise YamlError(f"service_time.concurrency: {section['concurrency']!r}; expected serial or parallel")
     if "contention_ratio" in section and section.get("concurrency") != "parallel":
-        raise FaultError("service_time.contention_ratio: read only with concurrency: parallel")
+        raise YamlError("service_time.contention_ratio: read only with concurrency: parallel")
     if "steps" in section:
         checked["steps"] = _steps(section["steps"])
     return EmulatedServiceTime(**checked)
@@ -105,11 +105,13 @@ def _service_time(section: Any) -> EmulatedServiceTime:
 
 def _steps(table: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(table, Mapping) or not table:
-        raise FaultError(
+        raise YamlError(
             "service_time.steps: expected a table of rows: milliseconds, such as {1: 2.1, 8: 2.5}"
         )
     checked = {
-        whole_number(rows, "service_time.steps", least=1): number(milliseconds, f"service_time.steps.{rows}")
+        whole_number(int(rows) if rows.isdecimal() else rows, "service_time.steps", least=1): number(
+            milliseconds, f"service_time.steps.{rows}"
+        )
         for rows, milliseconds in table.items()
     }
     return tuple(sorted(checked.items()))
@@ -324,7 +326,7 @@ def load_emulated_model(version_directory: Path) -> LoadedModel:
         service_time = _service_time(document.get("service_time", {}))
         inputs = by_name(tensor_specs(document, "inputs", wildcard_allowed=True))
         outputs = by_name(tensor_specs(document, "outputs", wildcard_allowed=False))
-    except FaultError as fault:
+    except YamlError as fault:
         raise file.fault(str(fault)) from fault
     signature = Signature(name=DEFAULT_SIGNATURE, method_name=PREDICT_METHOD, inputs=inputs, outputs=outputs)
     device = EmulatedDevice(service_time, rows_max=memory.get("rows_max"), outputs=outputs)

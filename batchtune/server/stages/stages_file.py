@@ -34,7 +34,6 @@ from urllib.parse import urlsplit
 from batchtune.batching.parameters import default_num_batch_threads
 from batchtune.server.backends.declared_file import (
     DeclaredFile,
-    FaultError,
     check_keys,
     number,
     read_declared,
@@ -43,6 +42,7 @@ from batchtune.server.backends.declared_file import (
 )
 from batchtune.server.scheduling.batch_queue import QueueOptions
 from batchtune.wire.signature import DEFAULT_SIGNATURE, TensorSpec
+from batchtune.yaml_lines import YamlError
 
 _CODE = re.compile(r"[A-Za-z_][\w-]*\.py:[A-Za-z_]\w*")
 _THREADS_MAX = 1024
@@ -108,7 +108,7 @@ def read_stages_file(version_directory: Path) -> DeclaredStages | None:
     file = read_declared(path)
     try:
         return _declared(file)
-    except FaultError as fault:
+    except YamlError as fault:
         raise file.fault(str(fault)) from fault
 
 
@@ -116,10 +116,10 @@ def _declared(file: DeclaredFile) -> DeclaredStages:
     keys = ("pre", "post", "lookup", "inputs", "outputs", "signature", "request_threads")
     document = check_keys(file.data, "", keys)
     if not any(key in document for key in ("pre", "post", "lookup")):
-        raise FaultError("the file: no stage; expected pre, post or lookup")
+        raise YamlError("the file: no stage; expected pre, post or lookup")
     signature = document.get("signature", DEFAULT_SIGNATURE)
     if not isinstance(signature, str):
-        raise FaultError(f"signature: {signature!r}; expected a name")
+        raise YamlError(f"signature: {signature!r}; expected a name")
     threads = document.get("request_threads", default_num_batch_threads())
     return DeclaredStages(
         file=file,
@@ -137,7 +137,7 @@ def _tensors(document: dict[str, Any], section: str, of: tuple[str, ...]) -> tup
     if any(key in document for key in of):
         return tensor_specs(document, section, wildcard_allowed=True)
     if section in document:
-        raise FaultError(f"{section}: read only with {' or '.join(of)}; without, they are the model's own")
+        raise YamlError(f"{section}: read only with {' or '.join(of)}; without, they are the model's own")
     return None
 
 
@@ -153,7 +153,7 @@ def _code(section: dict[str, Any], name: str, key: str) -> str:
         return ""
     reference = section[name]
     if not isinstance(reference, str) or not _CODE.fullmatch(reference):
-        raise FaultError(
+        raise YamlError(
             f"{key}: {reference!r}; expected FILE.py:FUNCTION of this folder, such as stages.py:{name}"
         )
     return reference
@@ -166,15 +166,15 @@ def _lookup(section: Any) -> LookupStage:
     sources = [name for name in known_sources if name in section]
     if len(sources) != 1:
         given = " and ".join(sources) or "none"
-        raise FaultError(f"lookup: one of {', '.join(known_sources)} says whom to ask; given {given}")
+        raise YamlError(f"lookup: one of {', '.join(known_sources)} says whom to ask; given {given}")
     try:
         inputs = tensor_specs(section, "inputs", wildcard_allowed=True)
         outputs = tensor_specs(section, "outputs", wildcard_allowed=False)
-    except FaultError as fault:
-        raise FaultError(f"lookup.{fault}") from fault
+    except YamlError as fault:
+        raise YamlError(f"lookup.{fault}") from fault
     redis = _redis(section["redis"]) if "redis" in section else None
     if redis is not None and (len(inputs) != 1 or len(outputs) != 1):
-        raise FaultError("lookup.redis: one key, one value; expected one tensor in inputs and one in outputs")
+        raise YamlError("lookup.redis: one key, one value; expected one tensor in inputs and one in outputs")
     counts = {
         name: whole_number(
             section[name],
@@ -204,15 +204,15 @@ def _redis(section: Any) -> tuple[str, str, float]:
     check_keys(section, "lookup.redis", ("url", "prefix", "timeout_ms"))
     url, prefix = section.get("url"), section.get("prefix", "")
     if not isinstance(url, str) or not url.startswith(("redis://", "rediss://", "unix://")):
-        raise FaultError(f"lookup.redis.url: {url!r}; expected redis://HOST:PORT/DATABASE")
+        raise YamlError(f"lookup.redis.url: {url!r}; expected redis://HOST:PORT/DATABASE")
     try:
         port = urlsplit(url).port
     except ValueError as error:
-        raise FaultError(f"lookup.redis.url: {error}; expected redis://HOST:PORT/DATABASE") from error
+        raise YamlError(f"lookup.redis.url: {error}; expected redis://HOST:PORT/DATABASE") from error
     if port == 0:
-        raise FaultError("lookup.redis.url: port 0; expected redis://HOST:PORT/DATABASE")
+        raise YamlError("lookup.redis.url: port 0; expected redis://HOST:PORT/DATABASE")
     if not isinstance(prefix, str):
-        raise FaultError(
+        raise YamlError(
             f"lookup.redis.prefix: {prefix!r}; expected what stands before a key, such as 'user:'"
         )
     # A store that has not answered by then is not answering: requests have deadlines of seconds.

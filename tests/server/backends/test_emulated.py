@@ -210,7 +210,7 @@ def test_a_deadline_that_has_passed_does_not_sleep() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("service_time: {base_mss: 2}\n" + IO, "service_time.base_mss: unknown key, did you mean base_ms?"),
+        ("service_time: {base_mss: 2}\n" + IO, "service_time.base_mss: unknown key; did you mean 'base_ms'?"),
         ("service_time: {base_ms: -1}\n" + IO, "service_time.base_ms: -1; expected a number ≥ 0"),
         ("service_time: {base_ms: fast}\n" + IO, "service_time.base_ms: 'fast'; expected a number ≥ 0"),
         ("service_time: {concurrency: both}\n" + IO, "expected serial or parallel"),
@@ -225,14 +225,14 @@ def test_a_deadline_that_has_passed_does_not_sleep() -> None:
         ("outputs: {y: {shape: [1]}}\n", "inputs: missing"),
         (
             "inputs: {x: {dtype: flot32}}\noutputs: {y: {}}\n",
-            "inputs.x.dtype: 'flot32', did you mean float32?",
+            "inputs.x.dtype: 'flot32'; did you mean 'float32'?",
         ),
         (
             "inputs: {x: {}}\noutputs: {y: {shape: [-1]}}\n",
             "outputs.y.shape: -1; expected a whole number ≥ 0",
         ),
         ("[1, 2]\n", "the file: [1, 2]; expected a table"),
-        ("{", "cannot be read"),
+        ("{", "not YAML: "),
     ],
 )
 def test_a_fault_in_the_file_is_named_by_file_and_key(tmp_path: Path, text: str, said: str) -> None:

@@ -48,7 +48,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     [
         ("[]", "the file: []; expected a table with pre"),
         ("{}", "the file: no stage; expected pre, post or lookup"),
-        ("prae: stages.py:f", "prae: unknown key, did you mean pre?"),
+        ("prae: stages.py:f", "prae: unknown key; did you mean 'pre'?"),
         ("{pre: stages.py:f}", "inputs: missing; expected a table"),
         ("{post: stages.py:f}", "outputs: missing; expected a table"),
         (
@@ -81,7 +81,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
             LOOKUP.replace("emulated: {base_ms: 1}", ""),
             "lookup: one of code, redis, emulated says whom to ask",
         ),
-        (LOOKUP.replace("base_ms", "base"), "lookup.emulated.base: unknown key, did you mean base_ms?"),
+        (LOOKUP.replace("base_ms", "base"), "lookup.emulated.base: unknown key; did you mean 'base_ms'?"),
         (LOOKUP.replace("base_ms: 1", "base_ms: -1"), "lookup.emulated.base_ms: -1; expected a number"),
         (
             LOOKUP.replace("emulated: {base_ms: 1}", "redis: {url: 'http://h'}"),
@@ -109,8 +109,8 @@ def test_a_mistake_is_named_by_its_key(tmp_path: Path, stages: str, message: str
         ("pre: stages.py:preprocess", "pre: stages.py", "2: pre: 'stages.py'; expected FILE.py:FUNCTION"),
         ("text: {dtype: string}", "text: {dtype: text}", "4: inputs.text.dtype: 'text'"),
         ("shape: [1]", "shape: [one]", "5: outputs.y.shape: 'one'; expected a whole number"),
-        ("outputs:", "outputs: {}\noutputs:", "5: outputs: given twice, in line 5 and in line 6"),
-        ("outputs:", "outputs", "5: cannot be read: "),
+        ("outputs:", "outputs: {}\noutputs:", "6: outputs: given twice, first on line 5"),
+        ("outputs:", "outputs", "5: not YAML: "),
     ],
 )
 def test_a_mistake_is_named_by_its_line(tmp_path: Path, old: str, new: str, fault: str) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from batchtune.server.backends.declared_file import FaultError, check_keys, read_declared, tensor_specs
+from batchtune.server.backends.declared_file import check_keys, read_declared, tensor_specs
 from batchtune.server.backends.model import (
     PREDICT_METHOD,
     LoadedModel,
@@ -36,6 +36,7 @@ from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cores
 from batchtune.wire.signature import DEFAULT_SIGNATURE, Signature, TensorSpec, by_name
 from batchtune.wire.status import StatusError
+from batchtune.yaml_lines import YamlError
 
 Specs = tuple[TensorSpec, ...]
 FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AssertionError, MemoryError)
@@ -310,7 +311,7 @@ def _declared(path: Path) -> tuple[Specs, Specs] | None:
             tensor_specs(document, "inputs", wildcard_allowed=True),
             tensor_specs(document, "outputs", wildcard_allowed=True),
         )
-    except FaultError as fault:
+    except YamlError as fault:
         raise file.fault(str(fault)) from fault
 
 

@@ -421,7 +421,7 @@ def check(
     """
     from batchtune.cli.arguments.overrides import slo_overrides
     from batchtune.cli.commands.check_course import with_words_of_sides
-    from batchtune.cli.commands.run_check import run_paired_check, run_stored_check
+    from batchtune.cli.commands.run_check import run_check
 
     if wanted.baseline is not None and wanted.paired:
         raise UsageError("--paired and --baseline exclude each other", hint="give one of the two")
@@ -433,9 +433,7 @@ def check(
         )
     wanted = replace(wanted, overrides=[*(set_ or []), *slo_overrides(slo)])
     with with_words_of_sides(wanted, sides) as asked:
-        if asked.baseline is None:
-            return run_paired_check(asked)
-        return run_stored_check(asked, asked.baseline)
+        return run_check(asked)
 
 
 @commands.command(epilog=examples("history", "history --scenario quickstart --json"))

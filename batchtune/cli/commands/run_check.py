@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import CHECK, write_json
 from batchtune.check.account import Account, attributed
@@ -24,7 +24,7 @@ from batchtune.check.baseline import (
     read_baseline,
     write_baseline,
 )
-from batchtune.check.gate import Gate, parse_margins
+from batchtune.check.gate import BlockFigures, Gate, parse_margins
 from batchtune.check.history import (
     append_history,
     are_equal,
@@ -33,7 +33,7 @@ from batchtune.check.history import (
     series_of,
     track_record,
 )
-from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion, judged, paired_figures
+from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion, Phase, judged, paired_figures
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -67,51 +67,101 @@ from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants
 from batchtune.units import counted, percentage
 
+if TYPE_CHECKING:
+    from batchtune.tune.trials.trial import Trial
 
-def run_paired_check(wanted: CheckRequest) -> int:
-    """Run `batchtune check`: measure both sides side by side, and judge. Returns the exit code, 130 when
-    interrupted.
+
+def run_check(wanted: CheckRequest) -> int:
+    """Run `batchtune check`: measure both sides side by side, or the candidate against the stored figures of
+    --baseline, and judge; with --update-baseline measure new ones. Returns the exit code, 130 when interrupted.
 
     Raises:
-        UsageError: no such scenario, no two sides, no such gate, or a file that cannot be written.
+        BaselineError: there is no baseline, or this version cannot read it.
+        UsageError: no such scenario, no two sides, no such gate, a file that is no baseline, or one that cannot be
+            written.
         TargetError: an attached server could not be put back; the verdict was printed and saved before.
     """
-    scenario = asked_scenario(wanted.scenario, wanted.overrides)
-    pair = asked_pair(wanted, scenario)
-    margins = parse_margins(wanted.max_regress or ()) or pair[0].scenario.check.gates
-    loaded = without_search([scenario, *(variant.scenario for variant in pair)], margins)
-    is_loop = loaded[0].objective != scenario.objective
-    scenario = loaded[0]
-    pair = [replace(variant, scenario=side) for variant, side in zip(pair, loaded[1:], strict=True)]
-    gates = gates_for(pair[0], margins)
+    asked, sides = _asked_sides(wanted)
+    margins = parse_margins(wanted.max_regress or ()) or sides[0].scenario.check.gates
+    scenario, *loaded = without_search([asked, *(side.scenario for side in sides)], margins)
+    sides = [replace(side, scenario=own) for side, own in zip(sides, loaded, strict=True)]
+    gates: Sequence[Gate] = gates_for(sides[0], margins)
     blocks_max = wanted.blocks or scenario.check.blocks
+    path = wanted.baseline
+    stored: Baseline | None = None
+    if path is not None and wanted.update_baseline:
+        path = _made_place(path)
+    elif path is not None:
+        try:
+            stored = read_baseline(path)
+        except BaselineError as error:
+            if not (wanted.allow_missing and not path.exists()):
+                raise
+            return _passed(error, json=wanted.json)
     require_writable(wanted)
     duets: dict[int, tuple[float, float]] = {}
+
+    def figures(trials: Sequence[Trial], phase: Phase) -> Sequence[BlockFigures]:
+        if path is None:
+            return paired_figures(trials, *sides, cpu=duets)
+        return [] if stored is None else stored.blocks_with(trials, phase)
+
     started_s = time.monotonic()
     with (
         lines_named(wanted.scenario, wanted.overrides),
         session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current,
     ):
         view = current.view
-        if is_loop:
+        if scenario.objective != asked.objective:
             view.event(loop_text(scenario))
-        variants = placed_variants(pair, view)
+        variants = placed_variants(sides, view)
         check_targets(variants, view)
-        asked, _ = placed(with_sides(scenario, pair))
-        run = current.require_run(asked)
+        provenance = collect(scenario.load.seed)
+        relaunches, refusal = needs_relaunches(gates), ""
+        if stored is not None:
+            refusal, rough = comparability(stored, variants[0], provenance, wanted, relaunches=relaunches)
+            gates = widened(gates, is_other_host=bool(rough))
+            blocks_max = blocks_max if refusal else min(blocks_max, len(stored.runs))
+            wanted = replace(wanted, note=_note(rough, stored, wanted))
+        kept = variants[0].scenario if path is not None else placed(with_sides(scenario, sides))[0]
+        run = current.require_run(kept, provenance=provenance)
         course = Course(
             variants=variants,
-            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path, apart=True),
+            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path, apart=path is None),
             session=current,
-            figures=lambda trials, _phase: paired_figures(trials, *pair, cpu=duets),
+            figures=figures,
             duets=duets,
-            relaunches=needs_relaunches(gates),
+            relaunches=relaunches,
         )
-        conclusion = course.conclude(gates, blocks_max)
+        if path is not None and stored is None:
+            return update_baseline(
+                course, path, wanted, gates=gates, provenance=provenance, blocks=blocks_max
+            )
+        conclusion = _incomparable(refusal, blocks_max) if refusal else course.conclude(gates, blocks_max)
         fault = closed(current.stack)
     if current.fault is not None:
         return current.exit_code(0)
-    return tell(course, conclusion, wanted, fault=fault, started_s=started_s)
+    return tell(course, conclusion, wanted, fault=fault, started_s=started_s, stored=stored)
+
+
+def _asked_sides(wanted: CheckRequest) -> tuple[Scenario, list[Variant]]:
+    """Return (scenario, sides): both sides, or with a stored baseline the candidate alone, whose scenario it then is.
+
+    Raises:
+        UsageError: as `asked_pair`; with a stored baseline --candidate, options of its side, or several models.
+    """
+    if wanted.baseline is None:
+        scenario = asked_scenario(wanted.scenario, wanted.overrides)
+        return scenario, asked_pair(wanted, scenario)
+    if wanted.baseline_set:
+        raise UsageError(
+            "--baseline: a stored baseline has no model, flags or settings",
+            hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
+        )
+    refuse_variant(wanted.candidate)
+    arms = read_arms(wanted.scenario, {"candidate": wanted.candidate_set}, overrides=wanted.overrides)
+    refuse_several_models(arms["candidate"])
+    return arms["candidate"], [Variant(name="candidate", scenario=arms["candidate"])]
 
 
 def asked_pair(wanted: CheckRequest, scenario: Scenario) -> list[Variant]:
@@ -271,86 +321,6 @@ OTHER_HOST_MARGIN: Final = 0.25
 
 Hosted runners of one kind differ by some per cent, and by far more under load.
 """
-
-
-def run_stored_check(wanted: CheckRequest, path: Path) -> int:
-    """Run `batchtune check --baseline FILE`: measure the candidate, compare with the stored figures in `path`, a
-    file or a run that has one. Returns the exit code.
-
-    Raises:
-        BaselineError: there is no baseline, or this version cannot read it.
-        UsageError: no such scenario or gate, a file that is no baseline, or one that cannot be written.
-        TargetError: an attached server could not be put back; the verdict was printed and saved before.
-    """
-    if wanted.baseline_set:
-        raise UsageError(
-            "--baseline: a stored baseline has no model, flags or settings",
-            hint="leave --baseline-model, --baseline-ref and the like out, or --baseline",
-        )
-    asked, scenario, gates = _asked(wanted)
-    baseline: Baseline | None = None
-    if wanted.update_baseline:
-        path = _made_place(path)
-    else:
-        try:
-            baseline = read_baseline(path)
-        except BaselineError as error:
-            if not (wanted.allow_missing and not path.exists()):
-                raise
-            return _passed(error, json=wanted.json)
-    require_writable(wanted)
-    started_s = time.monotonic()
-    with session(scenario, "check", results=wanted.results, quiet=wanted.quiet) as current:
-        view = current.view
-        if scenario.objective != asked.objective:
-            view.event(loop_text(scenario))
-        (variant,) = placed_variants([Variant(name="candidate", scenario=scenario)], view)
-        check_targets([variant], view)
-        provenance = collect(variant.scenario.load.seed)
-        blocks_max = wanted.blocks or variant.scenario.check.blocks
-        relaunches = needs_relaunches(gates)
-        refusal, note = "", ""
-        if baseline is not None:
-            refusal, note = comparability(baseline, variant, provenance, wanted, relaunches=relaunches)
-        if not refusal:
-            blocks_max = blocks_max if baseline is None else min(blocks_max, len(baseline.runs))
-        run = current.require_run(variant.scenario, provenance=provenance)
-        course = Course(
-            variants=[variant],
-            benches=Benches(view, current.stack, blocks=blocks_max, folder=run.path),
-            session=current,
-            figures=lambda trials, phase: [] if baseline is None else baseline.blocks_with(trials, phase),
-            relaunches=relaunches,
-        )
-        if baseline is None:
-            return update_baseline(
-                course, path, wanted, gates=gates, provenance=provenance, blocks=blocks_max
-            )
-        if refusal:
-            conclusion = _incomparable(refusal, blocks_max)
-        else:
-            conclusion = course.conclude(widened(gates, is_other_host=bool(note)), blocks_max)
-        fault = closed(current.stack)
-    if current.fault is not None:
-        return current.exit_code(0)
-    wanted = replace(wanted, note=_note(note, baseline, wanted))
-    return tell(course, conclusion, wanted, fault=fault, started_s=started_s, stored=baseline)
-
-
-def _asked(wanted: CheckRequest) -> tuple[Scenario, Scenario, tuple[Gate, ...]]:
-    """Return (scenario of the candidate, that scenario with the load that is sent, gates).
-
-    Raises:
-        UsageError: --candidate, several models, or no such gate.
-    """
-    refuse_variant(wanted.candidate)
-    asked = read_arms(wanted.scenario, {"candidate": wanted.candidate_set}, overrides=wanted.overrides)[
-        "candidate"
-    ]
-    refuse_several_models(asked)
-    margins = parse_margins(wanted.max_regress or ()) or asked.check.gates
-    (scenario,) = without_search([asked], margins)
-    return asked, scenario, gates_for(Variant(name="candidate", scenario=scenario), margins)
 
 
 def _note(note: str, baseline: Baseline, wanted: CheckRequest) -> str:

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.cli.arguments.options import CheckRequest
-from batchtune.cli.commands.run_check import (
-    asked_pair,
-    run_paired_check,
-    with_sides,
-)
+from batchtune.cli.commands.run_check import asked_pair, run_check, with_sides
 from batchtune.errors import TargetError, UsageError
 from batchtune.scenario.reader import format_scenario, read_kept_variants, read_scenario
 from batchtune.target.tfserving import TfServingTarget
@@ -47,7 +43,7 @@ def scenario(tmp_path: Path) -> Path:
 
 def asked(scenario: Path, **changes) -> int:
     results = scenario.parent / "results"
-    return run_paired_check(CheckRequest(scenario=scenario, results=results, quiet=True, **changes))
+    return run_check(CheckRequest(scenario=scenario, results=results, quiet=True, **changes))
 
 
 @pytest.mark.parametrize(

@@ -479,12 +479,14 @@ class Run:
         write_whole(path, to_parquet(samples))
 
 
-def require_writable(root: Path) -> None:
-    """Check that runs can be saved below `root`, before a server is launched for them.
+def require_writable(root: Path | None) -> None:
+    """Check that runs can be saved below `root`, before a server is launched for them; None: none is to be saved.
 
     Raises:
         ArchiveError: this user may make no folder there.
     """
+    if root is None:
+        return
     nearest = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         why = "it cannot be written" if nearest.is_dir() else "it is no folder"

@@ -17,7 +17,7 @@ from batchtune.errors import INTERRUPTED, ArchiveError, TargetError
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import as_text, fields_to_plain, from_plain
+from batchtune.plain_values import as_text, from_plain, to_plain
 from batchtune.tune.compare.result import runs_of
 from batchtune.tune.trials.trial import Trial
 
@@ -65,10 +65,6 @@ class Attribution:
         moved by `MOVED`."""
         moved = [part for part in self.parts if _moved(part, MOVED)]
         return sorted(moved, key=lambda part: (part.name != self.cause, -abs(part.change)))[:3]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name, as values that JSON takes."""
-        return fields_to_plain(self)
 
 
 def attribute(
@@ -212,7 +208,7 @@ class Account:
             "scenario": self.scenario,
             "baseline": self.baseline,
             "candidate": self.candidate,
-            "attribution": None if self.attribution is None else self.attribution.to_dict(),
+            "attribution": to_plain(self.attribution),
             "seconds": self.seconds,
             "run": self.run,
             "note": self.note,

@@ -274,34 +274,13 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> list[Series]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackRecord:
-    """How often checks were right.
+def track_record(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count, over checks in the order of time, how often they were right, by name.
 
     `failures`: checks of changed candidates that failed; a later check of the same commit `confirmed` or
-    `dismissed` some of them. `unchanged`: checks of two equal sides, of which `false_alarms` failed.
+    `dismissed` some of them. `unchanged`: checks of two equal sides, of which `false_alarms` failed; `rate_most`:
+    upper bound of that rate at 95 % confidence (Clopper-Pearson), 1 where there are no equal sides.
     """
-
-    failures: int
-    confirmed: int
-    dismissed: int
-    unchanged: int
-    false_alarms: int
-
-    @property
-    def rate_most(self) -> float:
-        """Upper bound of the rate of false alarms, at 95 % confidence (Clopper-Pearson); 1 where there are no
-        equal sides."""
-        if self.false_alarms >= self.unchanged:
-            return 1.0
-        from scipy.special import betaincinv
-
-        return float(betaincinv(self.false_alarms + 1, self.unchanged - self.false_alarms, 0.95))
-
-
-def track_record(lines: Sequence[Mapping[str, Any]]) -> TrackRecord:
-    """Count, over checks in the order of time, how often a failure was confirmed and how often two equal
-    sides failed."""
     valid = [line for line in lines if line.get("verdict") not in _VOID]
     equal = [line for line in valid if line.get("unchanged")]
     failed = [
@@ -310,13 +289,19 @@ def track_record(lines: Sequence[Mapping[str, Any]]) -> TrackRecord:
         if line["verdict"] == "REGRESSED" and not line.get("unchanged")
     ]
     later = [_settled(line, valid[at + 1 :]) for at, line in failed]
-    return TrackRecord(
-        failures=len(failed),
-        confirmed=later.count("REGRESSED"),
-        dismissed=sum(verdict in ("OK", "IMPROVED") for verdict in later),
-        unchanged=len(equal),
-        false_alarms=sum(line["verdict"] == "REGRESSED" for line in equal),
-    )
+    false_alarms, rate_most = sum(line["verdict"] == "REGRESSED" for line in equal), 1.0
+    if false_alarms < len(equal):
+        from scipy.special import betaincinv
+
+        rate_most = float(betaincinv(false_alarms + 1, len(equal) - false_alarms, 0.95))
+    return {
+        "failures": len(failed),
+        "confirmed": later.count("REGRESSED"),
+        "dismissed": sum(verdict in ("OK", "IMPROVED") for verdict in later),
+        "unchanged": len(equal),
+        "false_alarms": false_alarms,
+        "rate_most": rate_most,
+    }
 
 
 def _settled(failure: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from batchtune.batching.parameters import did_you_mean
 from batchtune.check.gate import listed
 from batchtune.check.paired_check import run_figures
 from batchtune.errors import UsageError
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import to_plain
 from batchtune.scenario.spec.check import METRICS, Metric
 from batchtune.tune.trials.trial import Trial
 from batchtune.units import (
@@ -30,36 +29,23 @@ AT_LEAST: Final = frozenset({"throughput"})
 """Figures of which a limit is the least, not the most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureLimit:
-    """A limit of a figure, `value` in the figure's unit (seconds, requests/s, share of requests): at most
-    this, for throughput at least this."""
-
-    metric: Metric
-    value: float
+Limits = Sequence[tuple[Metric, float]]
+"""(figure, limit) in the figure's unit (seconds, requests/s, share of requests): at most this, for throughput at least
+this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitFinding:
     """A limit, the `figure` that a load test measured for it, with its interval, and whether the limit is
-    met."""
+    met; both in the unit of `Limits`."""
 
-    limit: FigureLimit
+    metric: Metric
+    limit: float
     figure: Estimate
     state: State
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return values that JSON takes; `limit` and `figure` are in seconds, requests/s or a share of
-        requests."""
-        return {
-            "metric": self.limit.metric,
-            "limit": self.limit.value,
-            "figure": to_plain(self.figure),
-            "state": self.state,
-        }
 
-
-def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
+def parse_limits(texts: Sequence[str]) -> Limits:
     """Parse texts such as `p95=20ms,throughput=500/s,errors=1%,cpu=200us` into limits, in the order given.
 
     Raises:
@@ -72,28 +58,28 @@ def parse_limits(texts: Sequence[str]) -> tuple[FigureLimit, ...]:
         raise UsageError(f"--gate: {error.message}", hint=error.hint) from error
 
 
-def judge_limits(limits: Sequence[FigureLimit], trial: Trial) -> list[LimitFinding]:
+def judge_limits(limits: Limits, trial: Trial) -> list[LimitFinding]:
     """Judge each limit by the figures of one load test, in the order of `limits`."""
     figures = run_figures(trial)
     return [
-        _judged(limit, _estimate(limit.metric, trial, figures.get(limit.metric, math.nan)))
-        for limit in limits
+        _judged(metric, limit, _estimate(metric, trial, figures.get(metric, math.nan)))
+        for metric, limit in limits
     ]
 
 
-def _judged(limit: FigureLimit, figure: Estimate) -> LimitFinding:
+def _judged(metric: Metric, limit: float, figure: Estimate) -> LimitFinding:
     """Judge a limit by the interval of its figure: kept or missed where the whole interval lies on one side
     of the limit."""
-    sign = -1.0 if limit.metric in AT_LEAST else 1.0
+    sign = -1.0 if metric in AT_LEAST else 1.0
     ends = sorted((sign * figure.low, sign * figure.high))
     state: State = "open"
     if math.isnan(figure.value):
         state = "not measured"
-    elif ends[1] <= sign * limit.value:
+    elif ends[1] <= sign * limit:
         state = "kept"
-    elif ends[0] > sign * limit.value:
+    elif ends[0] > sign * limit:
         state = "missed"
-    return LimitFinding(limit=limit, figure=figure, state=state)
+    return LimitFinding(metric=metric, limit=limit, figure=figure, state=state)
 
 
 def _estimate(metric: Metric, trial: Trial, value: float) -> Estimate:
@@ -106,7 +92,7 @@ def _estimate(metric: Metric, trial: Trial, value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value)
 
 
-def _parsed(item: str) -> FigureLimit:
+def _parsed(item: str) -> tuple[Metric, float]:
     name, equals, text = (part.strip() for part in item.partition("="))
     if not equals:
         raise UsageError(f"expected FIGURE=LIMIT, such as p95=20ms; was {item!r}")
@@ -115,11 +101,11 @@ def _parsed(item: str) -> FigureLimit:
         if metric == name:
             match metric:
                 case "throughput":
-                    return FigureLimit(metric=metric, value=parse_rate_rps(text))
+                    return metric, parse_rate_rps(text)
                 case "errors":
-                    return FigureLimit(metric=metric, value=_share(text))
+                    return metric, _share(text)
                 case _:
-                    return FigureLimit(metric=metric, value=parse_duration_s(text))
+                    return metric, parse_duration_s(text)
     hint = did_you_mean(name, limited, otherwise="figures")
     raise UsageError(f"no figure with a limit is called {name!r}", hint=hint)
 

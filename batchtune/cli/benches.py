@@ -22,8 +22,8 @@ from batchtune.target.choice import LaunchedTarget, placed, target_of
 from batchtune.target.command import CommandTarget
 from batchtune.target.model_files import resolve_model
 from batchtune.target.triton import TritonTarget
-from batchtune.tune.bench import Bench
-from batchtune.tune.compare.blocks import Turn, Variant, duet_plan, plan_of, request_cost
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.compare.blocks import Variant, duet_plan, plan_of, request_cost
 from batchtune.tune.trials.trial import parts_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Benches:
     _fleets: dict[tuple[int, tuple[int, ...] | None, str, str], AnyFleet] = field(default_factory=dict)
     _benches: dict[str, Bench] = field(default_factory=dict)
     _client_max_rps: dict[_CalibrationKey, float] = field(default_factory=dict)
-    _turn: Turn | None = None
+    _place: str = ""
+    _again: bool = False
 
     def __post_init__(self) -> None:
         self.stack.enter_context(self._launched)
@@ -75,14 +76,14 @@ class Benches:
         """
         return [self._with_found(variant) for variant in variants]
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, variant: Variant, plan: Plan, attempt: int) -> None:
         """Note which trial runs next, for the progress text; `compare` calls it before each trial."""
-        self._turn = turn
+        self._place, self._again = f"block {plan.request.block}/{self.blocks}, {variant.name}: ", attempt > 1
 
     def show(self, trial: Trial) -> None:
         """Show a line on a finished trial, with several models one for each model."""
         for part in parts_of([trial]):
-            self.view.event(variant_line(part, again=self._turn is not None and self._turn.attempt > 1))
+            self.view.event(variant_line(part, again=self._again))
 
     def bench(self, variant: Variant) -> Bench:
         """Return the bench that runs the variant's trials, made on first use; each of several models has its
@@ -96,7 +97,9 @@ class Benches:
                 scenario,
                 self._target(variant),
                 only or fleets,
-                on_live=lambda plan, live: self._show(f"{plan_load(plan, scenario)}: {live_line(live)}"),
+                on_live=lambda plan, live: self.view.live(
+                    f"{self._place}{plan_load(plan, scenario)}: {live_line(live)}"
+                ),
                 guard=self._guard,
                 client_max_rps=None
                 if only is None
@@ -126,8 +129,7 @@ class Benches:
         duration_s = plan.pairs * plan.turn_ns / 1e9
         jobs = [
             self.bench(variant).job(
-                plan_of(Turn(variant=variant, block=block, attempt=1, number=0), paces.get(variant.name)),
-                duration_s=duration_s,
+                plan_of(variant, paces.get(variant.name), block=block), duration_s=duration_s
             )
             for variant in pair
         ]
@@ -164,10 +166,6 @@ class Benches:
         self._launched.close()
         self._targets.clear()
         self._benches.clear()
-
-    def _show(self, line: str) -> None:
-        if self._turn is not None:
-            self.view.live(f"block {self._turn.block}/{self.blocks}, {self._turn.variant.name}: {line}")
 
     def _calibrated(
         self, fleet: AnyFleet, server_cpus: tuple[int, ...] | None, requests: RequestSet

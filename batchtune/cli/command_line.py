@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -35,6 +34,7 @@ from batchtune.cli.arguments.options import (
     examples,
     flag,
     option,
+    refuse,
     takes,
     takes_load,
     takes_sides,
@@ -88,7 +88,6 @@ def init(
     check: Annotated[
         bool, flag("Only send 1, 2 and 8 rows to the model. Exit code 7: it does not answer.", "--check")
     ] = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Write a scenario for a model, a bundled example, or a CI job.
 
@@ -103,9 +102,9 @@ def init(
         "--check": check,
     }
     if ci is not None:
-        _refuse_idle(
+        refuse(
             {"--example": example, **idle},
-            "--ci",
+            "not with --ci",
             hint="leave it out: the job checks by what the scenario says",
         )
         from batchtune.cli.commands.init_model import run_init_ci
@@ -114,7 +113,7 @@ def init(
     if server is not None:
         others = [override for override in wanted.overrides if override not in slo]
         idle = {"--example": example, "--rest, --rows, --shape and --range": others, "--check": check}
-        _refuse_idle(idle, "--server", hint="write it into the scenario")
+        refuse(idle, "not with --server", hint="write it into the scenario")
         from batchtune.cli.commands.init_model import run_init_server
 
         return run_init_server(server, name, wanted, write=write)
@@ -123,23 +122,13 @@ def init(
         hint = (
             "name a model: batchtune init ./my_model" if name is None else "write it into the example's file"
         )
-        _refuse_idle(idle, "the list of examples" if name is None else "an example", hint=hint)
+        refuse(idle, f"not with {'the list of examples' if name is None else 'an example'}", hint=hint)
         from batchtune.cli.commands.init_model import run_init
 
         return run_init(name, output=write)
     from batchtune.cli.commands.init_model import run_init_model
 
-    return run_init_model(name, wanted, write=write, check=check, quiet=quiet)
-
-
-def _refuse_idle(given: Mapping[str, object], beside: str, *, hint: str) -> None:
-    """Raise UsageError where one of the options was given, because beside `beside` it would change nothing.
-
-    `given`: option -> its value. `hint`: the error's.
-    """
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"{name}: not with {beside}", hint=hint)
+    return run_init_model(name, wanted, write=write, check=check)
 
 
 @commands.command(epilog=examples("doctor", "doctor --json"))
@@ -187,14 +176,11 @@ def sweep(
     subject: SubjectArgument,
     budget: Annotated[str | None, option("DURATION", "Total time of the sweep, such as 90s.")] = None,
     server: ServerOption = None,
-    results: RootOption = Path("results"),
     resume: Annotated[Path | None, option("RUN", "Continue this run.")] = None,
     optuna_storage: Annotated[
         str | None, option("URL", "Export the search as an Optuna study: sqlite:///FILE.")
     ] = None,
     why: WhyOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Find the best batching parameters under load.
 
@@ -208,23 +194,12 @@ def sweep(
     from batchtune.cli.commands.run_sweep import run_sweep
 
     if resume is None:
-        require_writable(results)
+        require_writable(wanted.results)
     if budget is not None:
         positive_s("--budget", budget, units=("s", "m"))
         wanted = replace(wanted, overrides=[*wanted.overrides, f"search.budget.time={budget}"])
-    asked = subject_of_sweep(subject, wanted, server=server, resume=resume, quiet=quiet)
-    of_one = {"--rate": wanted.rate, "--concurrency": wanted.concurrency, "--optuna-storage": optuna_storage}
-    return run_sweep(
-        asked.scenario,
-        asked.overrides,
-        results=results,
-        resume=resume,
-        optuna_storage=optuna_storage,
-        why=why,
-        json=json,
-        quiet=quiet,
-        of_one=[name for name, value in of_one.items() if value is not None],
-    )
+    wanted = subject_of_sweep(subject, wanted, server=server, resume=resume)
+    return run_sweep(wanted, resume=resume, optuna_storage=optuna_storage, why=why)
 
 
 @commands.command(
@@ -263,11 +238,8 @@ def load(
             "ttft_p95, itl_p99 and the like at most; e.g. throughput=500/s,cpu=200us.",
         ),
     ] = None,
-    results: RootOption = Path("results"),
     no_save: Annotated[bool, flag("Save nothing under --results.", "--no-save")] = False,
-    json: JsonOption = False,
     csv: Annotated[bool, flag("Print the points as CSV, as `trials --csv` does.", "--csv")] = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Load-test a scenario, a model, or a running server.
 
@@ -277,22 +249,19 @@ def load(
     is missed; 5 no verdict; 6 no point is valid (the load generator was the limit, or the host stayed noisy through two
     repeats); 7 a point failed. In a range the best point decides.
     """
-    if json and csv:
+    if wanted.json and csv:
         raise UsageError("--json and --csv exclude each other", hint="give one of the two")
     from batchtune.archive.run import require_writable
     from batchtune.check.load_limits import parse_limits
     from batchtune.cli.commands.model_scenario import subject_of_load
     from batchtune.cli.commands.run_load import run_load
 
-    if not no_save:
-        require_writable(results)
     wanted = replace(wanted, no_batching=no_batching, rest_url=rest_url, grpc_url=grpc_url)
+    if no_save:
+        wanted = replace(wanted, results=None)
+    require_writable(wanted.results)
     parse_limits(gate or [])  # a mistake is reported before a model is launched
-    wanted = subject_of_load(subject, wanted, server=server, quiet=quiet)
-    output: Literal["json", "csv", "table"] = "json" if json else "csv" if csv else "table"
-    return run_load(
-        wanted, output=output, results=None if no_save else results, quiet=quiet, gates=gate or []
-    )
+    return run_load(subject_of_load(subject, wanted, server=server), csv=csv, gates=gate or [])
 
 
 @commands.command(
@@ -323,9 +292,6 @@ def compare(
         ),
     ] = 10,
     max_regress: MaxRegressOption = None,
-    results: RootOption = Path("results"),
-    json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
     """Compare variants, or a model with and without batching.
 
@@ -337,19 +303,9 @@ def compare(
     from batchtune.cli.commands.compare import run_compare
     from batchtune.cli.commands.model_scenario import subject_of_comparison
 
-    require_writable(results)
-    wanted = replace(wanted, no_batching=no_batching)
-    asked = subject_of_comparison(subject, wanted, quiet=quiet)
-    return run_compare(
-        asked.scenario,
-        asked.overrides,
-        baseline=baseline,
-        blocks=blocks,
-        max_regress=max_regress or [],
-        results=results,
-        json=json,
-        quiet=quiet,
-    )
+    require_writable(wanted.results)
+    wanted = subject_of_comparison(subject, replace(wanted, no_batching=no_batching))
+    return run_compare(wanted, baseline=baseline, blocks=blocks, max_regress=max_regress or [])
 
 
 @commands.command(epilog=examples("noise scenarios/quickstart.yaml --blocks 6"))
@@ -370,7 +326,9 @@ def noise(
     """
     from batchtune.cli.commands.compare import run_noise
 
-    return run_noise(scenario, set_ or [], blocks=blocks, results=results, json=json, quiet=quiet)
+    overrides = set_ or []
+    wanted = LoadRequest(scenario=scenario, overrides=overrides, results=results, json=json, quiet=quiet)
+    return run_noise(wanted, blocks=blocks)
 
 
 @commands.command(epilog=examples("restore results/triton-attached/20261121T205903Z-2fda2e"))

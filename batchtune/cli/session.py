@@ -117,17 +117,12 @@ class MeasuringSession:
         self._begun = True
         return self.run
 
-    @contextmanager
-    def serving(self, target: LaunchedTarget | ExternalTarget) -> Iterator[None]:
-        """Return a context manager at whose end an attached server is put back as it was, and a launched one
-        is stopped."""
-        try:
-            yield
-        finally:
-            try:
-                self.restored = self.run is None or put_back(target, self.run)
-            finally:
-                target.close()
+    def serve(self, target: LaunchedTarget | ExternalTarget) -> None:
+        """At the session's end, after the load generator, put an attached server back as it was, and stop a launched
+        one."""
+        self.stack.callback(target.close)
+        self.stack.callback(self._put_back, target)
+        self.stack.callback(self._learn_present, target)
 
     def found_on(self, scenario: Scenario, target: LaunchedTarget | ExternalTarget) -> Scenario:
         """Return the scenario with the batching that an attached server has now; the run saves what is to be
@@ -153,7 +148,10 @@ class MeasuringSession:
             write_whole(run.path / SCENARIO, format_scenario(scenario).encode())
         return scenario
 
-    def learn_present(self, target: LaunchedTarget | ExternalTarget) -> None:
+    def _put_back(self, target: LaunchedTarget | ExternalTarget) -> None:
+        self.restored = self.run is None or put_back(target, self.run)
+
+    def _learn_present(self, target: LaunchedTarget | ExternalTarget) -> None:
         """Where somebody else changed an attached server of kind http during the run, write the parameters that it now
         gets back at the end into the scenario, and into that of the run.
 
@@ -197,6 +195,25 @@ class MeasuringSession:
         if launches and isinstance(target, CommandTarget):
             require_metrics_page(scenario, target)
             _require_first_answer(scenario, target, another)
+
+    def load_generator(
+        self, scenario: Scenario
+    ) -> tuple[AnyFleet | dict[str, AnyFleet], Callable[[RequestSet], float] | None]:
+        """Start the load generator, which ends with the session; return it, and a function from requests to the
+        highest rate, requests/s, at which it can send them. With several models return (generators by the model's
+        name, None).
+
+        Raises:
+            UsageError, ScenarioError: as `fleet_of`.
+        """
+        fleets = {
+            name: fleet_of(scenario.load, on_event=self.view.event) for name in scenario.of_models() or [""]
+        }
+        for fleet in fleets.values():
+            self.stack.enter_context(fleet)
+        if "" not in fleets:
+            return fleets, None
+        return fleets[""], partial(client_max_rps, fleets[""], server_cpus=scenario.target.cpus)
 
     def require_run(self, scenario: Scenario, *, provenance: Mapping[str, Any] | None = None) -> Run:
         """Return the run, which the first call makes and locks (`begin`), for a command whose results must be saved.
@@ -312,22 +329,6 @@ def session(
             if current.run is not None:
                 current.run.release()
     current._tell_fault()
-
-
-def fleets_of(scenario: Scenario, view: View) -> dict[str, AnyFleet]:
-    """Make the load generator of each model, not yet started, by the model's name; "" for a single model.
-
-    Raises:
-        UsageError, ScenarioError: as `fleet_of`.
-    """
-    return {name: fleet_of(scenario.load, on_event=view.event) for name in scenario.of_models() or [""]}
-
-
-def client_limit(scenario: Scenario, fleets: Mapping[str, AnyFleet]) -> Callable[[RequestSet], float] | None:
-    """Return a function from requests to the highest rate, requests/s, at which the fleet can send them; with several
-    models return None."""
-    only = fleets.get("")
-    return None if only is None else partial(client_max_rps, only, server_cpus=scenario.target.cpus)
 
 
 def gravest(codes: Collection[int]) -> int:

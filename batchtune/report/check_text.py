@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.check.account import MOVED, Attribution, Part
 from batchtune.check.gate import Finding, margin_text
-from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, TrackRecord, track_record
+from batchtune.check.history import ERROR_RATE, LEAST, ChangePoint, Series, track_record
 from batchtune.check.load_limits import AT_LEAST, LimitFinding
 from batchtune.report.findings import labels, text_of, worded
 from batchtune.report.tables import print_rows, print_text
@@ -175,7 +175,7 @@ def account_document(account: Account) -> dict[str, Any]:
 
 def limit_text(finding: LimitFinding) -> str:
     """Return a measured figure against its limit: `p95 21 ms [20, 23]: at most 20 ms: undecided`."""
-    metric, figure = finding.limit.metric, finding.figure
+    metric, figure = finding.metric, finding.figure
 
     def shown(value: float) -> str:
         if metric == "throughput":
@@ -185,7 +185,7 @@ def limit_text(finding: LimitFinding) -> str:
     least = "at least" if metric in AT_LEAST else "at most"
     ends = "" if figure.low == figure.high else f" [{shown(figure.low)}, {shown(figure.high)}]"
     state = STATES.get(finding.state, finding.state)
-    return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit.value)}: {state}"
+    return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit)}: {state}"
 
 
 def advice_text(account: Account) -> str:
@@ -344,20 +344,20 @@ def change_lines(series: Sequence[Series]) -> list[str]:
     return [*(sentences or ["No change was found."]), worth]
 
 
-def record_lines(record: TrackRecord) -> list[str]:
+def record_lines(record: Mapping[str, Any]) -> list[str]:
     """Return a sentence on how often failed checks were confirmed, and one on how often equal sides failed."""
-    again = record.failures - record.confirmed - record.dismissed
-    failures = f"Failures: {record.failures}"
-    if record.failures:
+    again = record["failures"] - record["confirmed"] - record["dismissed"]
+    failures = f"Failures: {record['failures']}"
+    if record["failures"]:
         failures += (
-            f" ({record.confirmed} confirmed and {record.dismissed} dismissed by a later check of the same commit, "
-            f"{again} not checked again)"
+            f" ({record['confirmed']} confirmed and {record['dismissed']} dismissed by a later check of the same "
+            f"commit, {again} not checked again)"
         )
-    if not record.unchanged:
+    if not record["unchanged"]:
         return [f"{failures}.", "False alarms: unknown; no check compared two equal sides."]
     alarms = (
-        f"False alarms: {record.false_alarms} of {counted(record.unchanged, 'check')} of equal sides failed: "
-        f"{percentage(record.false_alarms / record.unchanged)}, at most {percentage(record.rate_most)} "
+        f"False alarms: {record['false_alarms']} of {counted(record['unchanged'], 'check')} of equal sides failed: "
+        f"{percentage(record['false_alarms'] / record['unchanged'])}, at most {percentage(record['rate_most'])} "
         "(95 % confidence)."
     )
     return [f"{failures}.", alarms]

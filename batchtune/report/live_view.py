@@ -158,19 +158,39 @@ _REFRESH_S = 0.5
 
 
 class View:
-    """Shows the progress of a sweep; this one, for --quiet, shows nothing."""
+    """Shows the progress of a sweep as a plain line per event in `stream`; None: shows nothing, for --quiet."""
+
+    def __init__(self, stream: TextIO | None = None, scenario: Scenario | None = None) -> None:
+        self._stream, self._scenario = stream, scenario
+        self._started = self._told = time.monotonic()
+        self._phase = ""
 
     def event(self, text: str) -> None:
         """Show a line that stays."""
+        self._told = time.monotonic()
+        if self._stream is not None:
+            self._stream.write(f"[{self._told - self._started:6.1f} s] {text}\n")
+            self._stream.flush()
 
     def progress(self, progress: SweepProgress) -> None:
         """Show how far the sweep and its current trial are."""
-
-    def trial(self, trial: Trial) -> None:
-        """Show a finished trial."""
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            self.event(progress.phase)
+        elif progress.live is not None:
+            load = plan_load(progress.plan, self._scenario)
+            self.live(f"trial {progress.plan.number}, {load}: {live_line(progress.live)}")
 
     def live(self, text: str) -> None:
         """Show what goes on at this moment, in place of what was shown before."""
+        # Where there is no terminal, a line at least so often while a trial runs.
+        heartbeat_s = 10.0
+        if time.monotonic() - self._told >= heartbeat_s:
+            self.event(text)
+
+    def trial(self, trial: Trial) -> None:
+        """Show a finished trial."""
+        self.event(trial_line(trial, scenario=self._scenario))
 
     def __enter__(self) -> Self:
         return self
@@ -185,10 +205,10 @@ def sweep_view(*, quiet: bool, scenario: Scenario | None = None, stream: TextIO 
 
     `scenario`: of the trials; None: one with an SLO, and a server that has all CPUs.
     """
-    if quiet:
-        return View()
     stream = stream or sys.stderr
-    return TerminalView(scenario) if stream.isatty() else _PlainView(stream, scenario)
+    if not quiet and stream.isatty():
+        return TerminalView(scenario)
+    return View(None if quiet else stream, scenario)
 
 
 def trial_line(trial: Trial, *, head: str | None = None, scenario: Scenario | None = None) -> str:
@@ -277,35 +297,6 @@ def _own_load(trial: Trial) -> bool:
 def _at_rate(trial: Trial) -> str:
     offered_rps = None if trial.measurement is None else trial.measurement.offered_rps
     return "" if offered_rps is None else f" at {rounded(offered_rps)}/s"
-
-
-class _PlainView(View):
-    def __init__(self, stream: TextIO, scenario: Scenario | None) -> None:
-        self._stream, self._scenario = stream, scenario
-        self._started = self._told = time.monotonic()
-        self._phase = ""
-
-    def event(self, text: str) -> None:
-        self._told = time.monotonic()
-        self._stream.write(f"[{self._told - self._started:6.1f} s] {text}\n")
-        self._stream.flush()
-
-    def progress(self, progress: SweepProgress) -> None:
-        if progress.phase != self._phase:
-            self._phase = progress.phase
-            self.event(progress.phase)
-        elif progress.live is not None:
-            load = plan_load(progress.plan, self._scenario)
-            self.live(f"trial {progress.plan.number}, {load}: {live_line(progress.live)}")
-
-    def live(self, text: str) -> None:
-        # Where there is no terminal, a line at least so often while a trial runs.
-        heartbeat_s = 10.0
-        if time.monotonic() - self._told >= heartbeat_s:
-            self.event(text)
-
-    def trial(self, trial: Trial) -> None:
-        self.event(trial_line(trial, scenario=self._scenario))
 
 
 class TerminalView(View):

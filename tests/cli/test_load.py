@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,6 +48,7 @@ load: {arrivals: closed, concurrency: 2, warm_up: 50ms, duration: 150ms, seed: 1
 slo: {}
 objective: throughput
 """
+ASKED = LoadRequest(results=None, json=True, quiet=True)
 FAR_TOO_MANY = 500
 """Clients of a server that answers them all in 2 ms: more than one load generator may be able to serve."""
 
@@ -244,8 +246,8 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_points_before_a_load_generator_failed_are_printed(
     scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = LoadRequest(scenario=scenario, concurrency="4,8", overrides=["max_batch_size=8"])
-    assert run_load(asked, output="json", results=None, quiet=True) == MeasurementInvalidError.exit_code
+    asked = replace(ASKED, scenario=scenario, concurrency="4,8", overrides=["max_batch_size=8"])
+    assert run_load(asked) == MeasurementInvalidError.exit_code
     said = capsys.readouterr()
     (point,) = json.loads(said.out)["points"]
     assert point["concurrency"] == 4
@@ -255,16 +257,20 @@ def test_points_before_a_load_generator_failed_are_printed(
 def test_what_is_not_sure_asks_for_more_of_the_requests_that_were_asked_for(
     scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
-    assert run_load(asked, output="json", results=None, quiet=True) == 5
+    asked = replace(
+        ASKED, scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"]
+    )
+    assert run_load(asked) == 5
     assert "20 requests were measured: --set load.requests=N" in capsys.readouterr().err
 
 
 def test_a_missed_gate_is_told_and_counts_beside_an_slo_that_is_not_sure(
     scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = LoadRequest(scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"])
-    assert run_load(asked, output="json", results=None, quiet=True, gates=["throughput=1000000/s"]) == 3
+    asked = replace(
+        ASKED, scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"]
+    )
+    assert run_load(asked, gates=["throughput=1000000/s"]) == 3
     said = capsys.readouterr()
     assert "no verdict on the SLO" in said.err
     assert "gate: throughput" in said.err

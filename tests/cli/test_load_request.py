@@ -137,14 +137,14 @@ def test_a_sweep_starts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
     file.write_text(CONFIG_PBTXT)
     scenario.write_text(SWEEP)
-    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file), quiet=True)
+    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file, quiet=True))
     swept = read_scenario(subject.scenario, overrides=subject.overrides)
     assert swept.search.space["max_batch_size"].values == (4, 16, 48)
     assert swept.search.space["batch_timeout_micros"].values == (0, 700, 1000)
     assert swept.fixed == {}
     file = tmp_path / "batching_parameters.txt"
     file.write_text("max_batch_size { value: 16 }\nnum_batch_threads { value: 3 }\n")
-    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file), quiet=True)
+    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file, quiet=True))
     swept = read_scenario(subject.scenario)
     assert swept.search.space["max_batch_size"].values == (4, 16)
     assert swept.fixed == {"num_batch_threads": 3}
@@ -158,7 +158,7 @@ def test_a_comparison_has_a_file_under_its_variants(tmp_path: Path) -> None:
     scenario.write_text(
         f"{without_sizes}variants: {{theirs: {{}}, ours: {{fixed: {{max_batch_size: 2}}}}}}\n"
     )
-    subject = subject_of_comparison(str(scenario), LoadRequest(batching_parameters_file=file), quiet=True)
+    subject = subject_of_comparison(str(scenario), LoadRequest(batching_parameters_file=file, quiet=True))
     sizes = {
         name: variant.configuration().batching.max_batch_size
         for name, variant in read_variants(subject.scenario).items()
@@ -170,7 +170,7 @@ def test_a_mistake_in_a_file_is_told_before_a_model_is_looked_at(tmp_path: Path)
     file = tmp_path / "b.txt"
     file.write_text("max_batch_size: 8\n")
     with pytest.raises(UsageError, match=r"b\.txt:1: max_batch_size is a wrapper message"):
-        subject_of_sweep("no model", LoadRequest(batching_parameters_file=file), quiet=True)
+        subject_of_sweep("no model", LoadRequest(batching_parameters_file=file, quiet=True))
 
 
 def test_no_batching_keeps_the_flags(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_scenario_in_a_pipe_is_read_once() -> None:
     os.write(writing, text)
     os.close(writing)
     try:
-        asked = subject_of_sweep(f"/dev/fd/{reading}", LoadRequest(rate="7/s"), quiet=True)
+        asked = subject_of_sweep(f"/dev/fd/{reading}", LoadRequest(rate="7/s", quiet=True))
     finally:
         os.close(reading)
     assert read_scenario(asked.scenario, overrides=asked.overrides).load.rate_rps == 7.0
@@ -311,11 +311,11 @@ def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
 
 def test_a_comparison_of_a_model_is_without_batching_and_with(emulated: Path) -> None:
     with pytest.raises(UsageError, match="a model alone has no variants"):
-        subject_of_comparison(str(emulated), LoadRequest(), quiet=True)
+        subject_of_comparison(str(emulated), LoadRequest(quiet=True))
     with pytest.raises(UsageError, match="--no-batching is for a model alone"):
-        subject_of_comparison("s.yaml", LoadRequest(no_batching=True), quiet=True)
-    wanted = LoadRequest(overrides=["fixed.max_batch_size=8"], no_batching=True, concurrency="4")
-    asked = subject_of_comparison(str(emulated), wanted, quiet=True)
+        subject_of_comparison("s.yaml", LoadRequest(no_batching=True, quiet=True))
+    wanted = LoadRequest(overrides=["fixed.max_batch_size=8"], no_batching=True, concurrency="4", quiet=True)
+    asked = subject_of_comparison(str(emulated), wanted)
     scenario = read_scenario(asked.scenario, overrides=asked.overrides)
     assert list(scenario.variants) == ["no_batching", "batching"]
     assert (scenario.fixed, scenario.load.concurrency) == ({"max_batch_size": 8}, 4)
@@ -327,7 +327,7 @@ def test_options_change_a_scenario_file_likewise(tmp_path: Path) -> None:
         "name: s\ntarget: {model: m}\nload: {arrivals: closed, concurrency: 8}\nobjective: throughput\n"
     )
     asked = subject_of_sweep(
-        str(path), LoadRequest(overrides=["request.protocol=rest"], rate="50/s"), quiet=True
+        str(path), LoadRequest(overrides=["request.protocol=rest"], rate="50/s", quiet=True)
     )
     scenario = read_scenario(asked.scenario, overrides=asked.overrides)
     assert (scenario.objective, scenario.load.rate_rps, scenario.request.protocol) == (
@@ -339,7 +339,7 @@ def test_options_change_a_scenario_file_likewise(tmp_path: Path) -> None:
 
 def test_a_run_of_a_model_is_gone_on_with_by_its_own_scenario(emulated: Path) -> None:
     with pytest.raises(UsageError, match="--resume") as raised:
-        subject_of_sweep(str(emulated), LoadRequest(), resume=Path("results/m/R"), quiet=True)
+        subject_of_sweep(str(emulated), LoadRequest(quiet=True), resume=Path("results/m/R"))
     assert raised.value.hint == "batchtune sweep results/m/R/scenario.yaml --resume results/m/R"
 
 
@@ -352,11 +352,11 @@ def test_a_sweep_of_a_running_server_attaches_where_it_takes_parameters(
     with ServerProcess(base_path) as server:
         address = f"127.0.0.1:{server.rest_port}/m"
         with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
-            subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+            subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
         assert f"batchtune load {address}" in raised.value.hint
     with ServerProcess(base_path, "--enable_batching", "--enable_tuning_api") as server:
         address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
         asked = read_scenario(subject.scenario)
         assert (asked.target.kind, asked.target.attached) == ("http", True)
         before = httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json()
@@ -377,7 +377,7 @@ def test_a_running_server_that_batches_nothing_is_what_runs_now(emulated: Path, 
     with ServerProcess(base_path, "--enable_tuning_api") as server:
         url = f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters"
         address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
         asked = read_scenario(subject.scenario)
         with target_of(asked) as target:
             present = target.attach()
@@ -408,7 +408,7 @@ def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_
             looked = look_at(address, ["load.concurrency=3"], command="load", batched=False)
             scenario = read_scenario(looked.text("m"))
             assert (scenario.target.model, scenario.request.protocol) == ("m", address.protocol)
-        wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(), quiet=True)
+        wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(quiet=True))
         assert (wanted.rest_url, wanted.grpc_url) == (None, f"grpc://127.0.0.1:{server.grpc_port}")
         with pytest.raises(UsageError, match="which model of that server") as raised:
             answering_at(f"127.0.0.1:{server.rest_port}")
@@ -436,14 +436,14 @@ def test_a_tritons_address_is_attached_to_and_init_writes_that_scenario(
     with FakeTriton() as server:
         server.pages["/v2"] = (200, {"name": "triton", "extensions": ["model_repository"]})
         address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
         asked = read_scenario(subject.scenario)
         assert (asked.target.kind, asked.target.rest_url, asked.target.attached) == (
             "triton",
             server.url,
             True,
         )
-        code = run_init_model(address, LoadRequest(), write=None, check=False, quiet=True)
+        code = run_init_model(address, LoadRequest(quiet=True), write=None)
         assert code == 0
         written = capsys.readouterr()
         assert parse_scenario(written.out).target == asked.target

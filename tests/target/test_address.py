@@ -50,7 +50,7 @@ def answers(url: str) -> bool:
 
 
 def swept(address: str) -> Scenario:
-    subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"]), quiet=True)
+    subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
     return read_scenario(subject.scenario, overrides=subject.overrides)
 
 

@@ -226,7 +226,7 @@ def test_a_load_is_kept_before_its_first_configuration_is_applied(
     load_of = {"arrivals": "closed", "concurrency": 4}
     path.write_text(json.dumps({"name": "s", "target": target, "load": load_of, "objective": "throughput"}))
     with pytest.raises(TargetError, match="-load") as raised:
-        load.run_load(LoadRequest(scenario=path), output="json", results=results, quiet=True)
+        load.run_load(LoadRequest(scenario=path, results=results, json=True, quiet=True))
     (run,) = (results / "s").iterdir()
     assert run.name in raised.value.message
     (tmp_path / "it").unlink()
@@ -379,8 +379,8 @@ variants:
 
 
 def compared(path: Path) -> int:
-    more = {"baseline": None, "blocks": 1, "max_regress": [], "json": True, "quiet": True}
-    return run_compare(path, [], results=path.parent / "results", **more)
+    wanted = LoadRequest(scenario=path, results=path.parent / "results", json=True, quiet=True)
+    return run_compare(wanted, blocks=1)
 
 
 @pytest.mark.slow
@@ -430,14 +430,8 @@ def test_a_whole_sweep_rolls_out_every_configuration(tmp_path: Path, monkeypatch
         "load.warm_up=100ms",
         "load.concurrency=8",
     ]
-    code = run_sweep(
-        SCENARIOS / "kubernetes-rollout.yaml",
-        overrides,
-        results=tmp_path / "results",
-        resume=None,
-        json=True,
-        quiet=True,
-    )
+    path, results = SCENARIOS / "kubernetes-rollout.yaml", tmp_path / "results"
+    code = run_sweep(LoadRequest(scenario=path, overrides=overrides, results=results, json=True, quiet=True))
     assert code in (0, 5)
     assert kubectl.command_lines[-1] == ["replace", "--filename=my_model.yaml"]
     assert not kubectl.running()

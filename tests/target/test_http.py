@@ -930,11 +930,11 @@ def test_a_session_knows_what_the_server_had_after_that_was_put_back(running: st
     asked = attached(running)
     with session(asked, results=tmp_path, quiet=True) as current:
         target = CommandTarget(asked.target)
-        with current.serving(target):
-            scenario = current.found_on(asked, target)
-            target.apply(scenario.configuration({"max_batch_size": 8}))
-        assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
-        assert current.scenario.target.present == {"size": 1, "wait": 0.0}
+        current.serve(target)
+        scenario = current.found_on(asked, target)
+        target.apply(scenario.configuration({"max_batch_size": 8}))
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
+    assert current.scenario.target.present == {"size": 1, "wait": 0.0}
 
 
 def test_what_the_server_has_now_is_the_first_that_is_compared(running: str) -> None:

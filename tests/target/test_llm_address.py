@@ -53,7 +53,7 @@ def answers(address: str) -> bool:
     ],
 )
 def test_a_load_takes_the_model_that_the_server_lists(url: str, rest: str, api: str) -> None:
-    wanted = subject_of_load(f"{url}{rest}", LoadRequest(concurrency="3"), quiet=True)
+    wanted = subject_of_load(f"{url}{rest}", LoadRequest(concurrency="3", quiet=True))
     scenario = question_of(wanted).scenario
     assert scenario.target.kind == "http"
     assert scenario.request.protocol == "openai"
@@ -65,7 +65,7 @@ def test_a_load_takes_the_model_that_the_server_lists(url: str, rest: str, api: 
 
 def test_init_writes_a_whole_scenario(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "own.yaml"
-    assert run_init_model(url, LoadRequest(), write=file, check=False, quiet=True) == 0
+    assert run_init_model(url, LoadRequest(quiet=True), write=file) == 0
     scenario = parse_scenario(file.read_text())
     assert scenario.name == "tiny-1"
     assert "ttft_p95" in scenario.slo.limits()
@@ -75,8 +75,8 @@ def test_init_writes_a_whole_scenario(url: str, tmp_path: Path, capsys: pytest.C
 def test_the_limits_of_the_command_line_are_written(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = LoadRequest(overrides=["slo.ttft_p95=70ms"])
-    assert run_init_model(url, wanted, write=None, check=False, quiet=True) == 0
+    wanted = LoadRequest(overrides=["slo.ttft_p95=70ms"], quiet=True)
+    assert run_init_model(url, wanted, write=None) == 0
     assert parse_scenario(capsys.readouterr().out).slo.ttft_p95_s == 0.07
     assert run_init_server("vllm", "org/tiny", wanted, write=None) == 0
     written = capsys.readouterr().out
@@ -88,9 +88,9 @@ def test_the_limits_of_the_command_line_are_written(
 def test_the_load_of_the_command_line_is_written(
     url: str, rate: str | None, concurrency: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = LoadRequest(rate=rate, concurrency=concurrency)
+    wanted = LoadRequest(rate=rate, concurrency=concurrency, quiet=True)
     asked = (rate and float(rate), concurrency and int(concurrency))
-    assert run_init_model(url, wanted, write=None, check=False, quiet=True) == 0
+    assert run_init_model(url, wanted, write=None) == 0
     written = capsys.readouterr().out
     load = parse_scenario(written).load
     assert (load.rate_rps, load.concurrency, "null" in written) == (*asked, False)
@@ -100,8 +100,8 @@ def test_the_load_of_the_command_line_is_written(
 
 
 def test_a_load_launches_a_known_server_with_its_own_defaults() -> None:
-    wanted = LoadRequest(concurrency="4")
-    question = question_of(subject_of_load("org/tiny", wanted, server="vllm", quiet=True))
+    wanted = LoadRequest(concurrency="4", quiet=True)
+    question = question_of(subject_of_load("org/tiny", wanted, server="vllm"))
     assert question.scenario.target.launch is not None
     assert question.scenario.target.launch[:3] == ("vllm", "serve", "org/tiny")
     assert asked_configuration(question, wanted).label() == "server defaults"
@@ -109,7 +109,7 @@ def test_a_load_launches_a_known_server_with_its_own_defaults() -> None:
 
 def test_a_sweep_names_what_it_needs(url: str) -> None:
     with pytest.raises(UsageError, match="parameters") as raised:
-        subject_of_sweep(url.removeprefix("http://"), LoadRequest(), quiet=True)
+        subject_of_sweep(url.removeprefix("http://"), LoadRequest(quiet=True))
     assert "batchtune load" in raised.value.hint
     assert "--server vllm" in raised.value.hint
 
@@ -126,9 +126,9 @@ def test_which_of_several_models_is_asked_for() -> None:
         address = f"127.0.0.1:{server.rest_port}"
         for given in (address, f"{address}/three"):
             with pytest.raises(UsageError, match="which model") as raised:
-                subject_of_load(given, LoadRequest(), quiet=True)
+                subject_of_load(given, LoadRequest(quiet=True))
             assert raised.value.hint == f"give {address}/MODEL; there are one, two"
-        wanted = subject_of_load(f"{address}/two", LoadRequest(), quiet=True)
+        wanted = subject_of_load(f"{address}/two", LoadRequest(quiet=True))
         asked = question_of(wanted).scenario.request.openai
         assert asked is not None
         assert (asked.model, asked.ignore_eos) == ("two", True)
@@ -176,9 +176,7 @@ def test_a_file_that_is_none_of_prompts_leaves_no_run(url: str, tmp_path: Path) 
     file = tmp_path / "own.yaml"
     file.write_text(UNNAMED.format(url=url).replace("openai,", "openai, inputs: {file: bad.jsonl},"))
     with pytest.raises(ScenarioError, match=r"bad\.jsonl:2: expected"):
-        run_load(
-            LoadRequest(scenario=file), results=tmp_path / "results", output="table", gates=(), quiet=True
-        )
+        run_load(LoadRequest(scenario=file, results=tmp_path / "results", quiet=True))
     assert not (tmp_path / "results").exists()
 
 

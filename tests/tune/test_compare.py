@@ -29,9 +29,8 @@ from batchtune.report.comparison import (
     variant_line,
 )
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.bench import Bench
+from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.compare.blocks import (
-    Turn,
     Variant,
     chosen_variants,
     compare,
@@ -256,29 +255,29 @@ class NoisyBench:
 
 def run_on(
     disturbed: Callable[[int], bool], *, blocks: int, failed: Container[int] = ()
-) -> tuple[list[Trial], list[Turn], Comparison]:
+) -> tuple[list[Trial], list[tuple[Variant, Plan, int]], Comparison]:
     variants = chosen_variants(scenarios(off=OFF, on=BATCHED))
-    turns: list[Turn] = []
+    turns: list[tuple[Variant, Plan, int]] = []
     bench: Any = NoisyBench(disturbed, failed)
-    trials = [
-        one.trial
-        for one in compare(variants, blocks=blocks, bench_of=lambda _one: bench, on_turn=turns.append)
-    ]
+    done = compare(
+        variants, blocks=blocks, bench_of=lambda _one: bench, on_turn=lambda *turn: turns.append(turn)
+    )
+    trials = [one.trial for one in done]
     return trials, turns, summarise(trials, variants)
 
 
 def test_a_noisy_trial_is_repeated_and_counted_and_the_last_attempt_counts():
     trials, turns, found = run_on(lambda number: number == 2, blocks=6)
     assert len(trials) == 13
-    assert [(turn.block, turn.attempt) for turn in turns][:3] == [(1, 1), (1, 1), (1, 2)]
-    assert turns[1].variant == turns[2].variant
+    assert [(plan.request.block, attempt) for _, plan, attempt in turns][:3] == [(1, 1), (1, 1), (1, 2)]
+    assert turns[1][0] == turns[2][0]
     assert (found.repeats, found.trials) == (1, 13)
     assert sum(one.noisy for one in found.variants) == 0
 
 
 def test_one_trial_is_repeated_twice_at_most():
     trials, turns, found = run_on(lambda number: number <= 5, blocks=6)
-    assert [turn.attempt for turn in turns][:5] == [1, 2, 1 + REPEATS_MAX, 1, 2]
+    assert [attempt for *_, attempt in turns][:5] == [1, 2, 1 + REPEATS_MAX, 1, 2]
     assert not any(one.disturbed for one in found.variants)
     assert found.repeats == 4
     assert sum(one.noisy for one in found.variants) == 1
@@ -316,14 +315,14 @@ def test_a_retry_of_a_failed_trial_is_no_repeat_for_noise():
 
 def test_a_variant_that_fails_twice_but_not_in_a_row_stays():
     _, turns, found = run_on(lambda number: number == 2, blocks=6, failed={1, 3})
-    assert [turn.attempt for turn in turns][:5] == [1, 2, 3, 4, 1]
+    assert [attempt for *_, attempt in turns][:5] == [1, 2, 3, 4, 1]
     assert [one.runs for one in found.variants] == [6, 6]
     assert not any(one.failure for one in found.variants)
 
 
 def test_a_complete_run_counts_when_its_repeat_fails():
     _, turns, found = run_on(lambda number: number == 1, blocks=2, failed={2, 3})
-    disturbed = found.figures(turns[0].variant.name)
+    disturbed = found.figures(turns[0][0].name)
     assert (disturbed.runs, disturbed.noisy, disturbed.failure) == (1, 1, "the server died")
     assert found.pairs[0].blocks == 1
 

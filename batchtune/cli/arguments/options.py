@@ -27,6 +27,14 @@ def flag(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text)
 
 
+def refuse(given: Mapping[str, object], why: str, *, hint: str) -> None:
+    """Raise UsageError for the first option that was given; `given`: option -> its value, `why`: what it does not go
+    with, `hint`: the error's."""
+    for name, value in given.items():
+        if value not in (None, False, [], ()):
+            raise UsageError(f"{name}: {why}", hint=hint)
+
+
 ScenarioArgument = Annotated[
     Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario: target, requests, load, SLO, search.")
 ]
@@ -262,11 +270,12 @@ given."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What the command line says of a load and of a server; None or empty: as the scenario says.
+    """What the command line says of a load and of a server, None or empty: as the scenario says; and where its results
+    go.
 
     `scenario`: file or text, which `subject_of_sweep` and its like find for the command's argument.
     `overrides`: `KEY=VALUE`, from --set and the other options. `rate`, `concurrency`: texts of the options.
-    `rest_url`, `grpc_url`: of a server that runs.
+    `rest_url`, `grpc_url`: of a server that runs. `results`: folder of all runs, None: nothing is saved.
     """
 
     scenario: Path | ScenarioText = Path()
@@ -277,6 +286,9 @@ class LoadRequest:
     no_batching: bool = False
     rest_url: str | None = None
     grpc_url: str | None = None
+    results: Path | None = Path("results")
+    json: bool = False
+    quiet: bool = False
 
     @property
     def launches(self) -> bool:
@@ -288,7 +300,7 @@ def takes_load(
     rate: Any = OneRateOption, concurrency: Any = OneConcurrencyOption, *, set_: Any = SetOption
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Return a decorator that adds options to a typer command: --rate, --concurrency, --slo-…, --rest, --rows, --shape,
-    --range, --set and --batching-parameters-file; without the last two if `set_` is None.
+    --range and --quiet; unless `set_` is None also --set, --batching-parameters-file, --results and --json.
 
     The command's parameter `wanted` gets their values as a `LoadRequest`, of which `scenario` is not set. `rate`,
     `concurrency`, `set_`: annotations of these options, which say what the command's help says.
@@ -320,6 +332,8 @@ def takes_load(
     }
     if set_ is not None:
         options |= {"batching_parameters_file": (BatchingFileOption, None), "set_": (set_, None)}
+        options |= {"results": (RootOption, Path("results")), "json": (JsonOption, False)}
+    options["quiet"] = (QuietOption, False)
     return _takes("wanted", options, _load_request)
 
 
@@ -334,6 +348,9 @@ def _load_request(values: Mapping[str, Any]) -> LoadRequest:
         rate=values["rate"],
         concurrency=values["concurrency"],
         batching_parameters_file=values.get("batching_parameters_file"),
+        results=values.get("results"),
+        json=values.get("json", False),
+        quiet=values["quiet"],
     )
 
 

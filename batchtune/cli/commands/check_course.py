@@ -33,7 +33,6 @@ from batchtune.system import ScratchFolder, absolute
 from batchtune.target.model_files import export_model, is_lfs_pointer, readable
 from batchtune.tune.compare.blocks import (
     DUET_S,
-    Turn,
     Variant,
     compare,
     comparison_seconds,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from batchtune.cli.session import MeasuringSession
     from batchtune.report.live_view import View
     from batchtune.scenario.spec.scenario import Scenario
+    from batchtune.tune.bench import Plan
     from batchtune.tune.trials.pace import Pace
     from batchtune.tune.trials.trial import Trial
 
@@ -485,14 +485,14 @@ class Course:
                 )
             self.view.event(takes)
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, variant: Variant, plan: Plan, attempt: int) -> None:
         """Get the server of the next trial ready: launched alone where every run has its own, else still
         running."""
         if self.relaunches:  # alone: the memory in use of a GPU is that of every process on it
             self._stop_each()
         else:
-            self.benches.require_running(turn.variant)
-        self.benches.turn(turn)
+            self.benches.require_running(variant)
+        self.benches.turn(variant, plan, attempt)
 
 
 def _asks_cpu(guarded: Collection[Gate], variants: Sequence[Variant]) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from batchtune.check.account import Account, attributed
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, parse_margins
 from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, judged, paired_figures
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
 from batchtune.cli.commands.check_course import gates_for
@@ -28,7 +28,7 @@ from batchtune.report.comparison import (
     print_noise,
 )
 from batchtune.report.findings import print_json, worded
-from batchtune.scenario.reader import ScenarioText, lines_named, read_scenario, read_variants
+from batchtune.scenario.reader import lines_named, read_scenario, read_variants
 from batchtune.target.choice import placed, refuse_several_models
 from batchtune.tune.compare.blocks import Variant, chosen_variants, compare, probed_paces
 from batchtune.tune.compare.result import Comparison, arms_of, noise_floor, summarise
@@ -42,15 +42,7 @@ if TYPE_CHECKING:
 
 
 def run_compare(
-    path: Path | ScenarioText,
-    overrides: Sequence[str],
-    *,
-    baseline: str | None,
-    blocks: int,
-    max_regress: list[str],
-    results: Path,
-    json: bool,
-    quiet: bool,
+    wanted: LoadRequest, *, baseline: str | None = None, blocks: int, max_regress: Sequence[str] = ()
 ) -> int:
     """Run `batchtune compare`. Returns the exit code.
 
@@ -63,8 +55,9 @@ def run_compare(
         ScenarioError: as `read_scenario`.
         TargetError: as `run_blocks`.
     """
-    scenario = asked_scenario(path, overrides)
-    variants = chosen_variants(read_variants(path, overrides=overrides), baseline=baseline)
+    scenario = asked_scenario(wanted.scenario, wanted.overrides)
+    read = read_variants(wanted.scenario, overrides=wanted.overrides)
+    variants = chosen_variants(read, baseline=baseline)
     margins = parse_margins(max_regress)
     gates = gates_for(variants[0], margins) if margins else ()
     drawn_once = OF_A_LAUNCH & margins.keys()
@@ -74,8 +67,8 @@ def run_compare(
             hint="`batchtune check` launches one for every run",
         )
     started_s = time.monotonic()
-    with lines_named(path, overrides):
-        done = run_blocks(scenario, variants, kind="compare", blocks=blocks, results=results, quiet=quiet)
+    with lines_named(wanted.scenario, wanted.overrides):
+        done = run_blocks(scenario, variants, wanted, kind="compare", blocks=blocks)
     if done.run is None:
         return done.exit_code(0)
     comparison = summarise(done.trials, done.variants)
@@ -84,7 +77,7 @@ def run_compare(
     accounts = _accounts(
         done.trials, done.variants, gates, scenario=scenario, seconds=time.monotonic() - started_s
     )
-    if json:
+    if wanted.json:
         checks = {"checks": [account_document(account) for account in accounts]} if gates else {}
         print_json({"run": str(done.run.path), **document, **checks})
     elif done.trials:
@@ -93,18 +86,17 @@ def run_compare(
             print()
             print_check(account)
     if done.trials:
-        report_at_end(done.run, quiet=quiet)
+        report_at_end(done.run, quiet=wanted.quiet)
     return done.exit_code(0 if done.fault is not None else _exit_code(comparison, accounts))
 
 
 def run_blocks(
     scenario: Scenario,
     variants: Sequence[Variant],
+    wanted: LoadRequest,
     *,
     kind: Literal["compare", "noise"],
     blocks: int,
-    results: Path,
-    quiet: bool,
 ) -> MeasuringSession:
     """Run the blocks of a comparison or of a noise floor, save each trial as it ends, and return the session.
 
@@ -113,7 +105,7 @@ def run_blocks(
         TargetError: a server failed before any trial was complete.
     """
     scenario, _ = placed(scenario)
-    with session(scenario, kind, results=results, quiet=quiet) as current:
+    with session(scenario, kind, results=wanted.results, quiet=wanted.quiet) as current:
         view = current.view
         variants = current.variants = placed_variants(variants, view)
         check_targets(variants, view)
@@ -192,9 +184,7 @@ def void_by_host(whose: str) -> int:
     return MeasurementInvalidError.exit_code
 
 
-def run_noise(
-    path: Path, overrides: Sequence[str], *, blocks: int, results: Path, json: bool, quiet: bool
-) -> int:
+def run_noise(wanted: LoadRequest, *, blocks: int) -> int:
     """Run `batchtune noise`. Returns the exit code.
 
     0; 6 where the load generator was the limit or the host disturbed every run; 130 when interrupted.
@@ -202,10 +192,10 @@ def run_noise(
     Raises:
         TargetError: the server failed, or no block was complete.
     """
-    scenario = read_scenario(path, overrides=overrides)
+    scenario = read_scenario(wanted.scenario, overrides=wanted.overrides)
     refuse_several_models(scenario)
     arms = arms_of(scenario)
-    done = run_blocks(scenario, arms, kind="noise", blocks=blocks, results=results, quiet=quiet)
+    done = run_blocks(scenario, arms, wanted, kind="noise", blocks=blocks)
     if done.run is None:
         return done.exit_code(0)
     floor = noise_floor(done.trials, done.variants)
@@ -213,7 +203,7 @@ def run_noise(
     done.run.write_comparison(document)
     if done.fault is None and (floor.failure is not None or not floor.floors):
         raise TargetError(floor.failure or "no block gave two figures", hint=f"see {done.run.path}")
-    if json:
+    if wanted.json:
         print_json({"run": str(done.run.path), **document})
     elif floor.floors:
         print_noise(floor, path=done.run.path)

@@ -149,9 +149,7 @@ def _language_model_text(
     return commented(document, head=head, comments=comments)
 
 
-def run_init_model(
-    argument: str, wanted: LoadRequest, *, write: Path | None, check: bool, quiet: bool
-) -> int:
+def run_init_model(argument: str, wanted: LoadRequest, *, write: Path | None, check: bool = False) -> int:
     """Run `batchtune init MODEL`: send a model a few requests, and write a scenario for it. Returns the exit
     code, 0.
 
@@ -198,7 +196,6 @@ def run_init_model(
         address=address,
         target=target,
         batched=address is None or (check and target is None),
-        quiet=quiet,
     )
     if check:
         print(f"ok: {argument} answers{_asked_rows(looked.tries)}: {speed_of(looked.tries)}")
@@ -209,7 +206,7 @@ def run_init_model(
         print(text, end="")
     else:
         write_new(write, text)
-    with sweep_view(quiet=quiet) as view:
+    with sweep_view(quiet=wanted.quiet) as view:
         host = watch_host(lambda _windows: None)
         view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))
     print(_next(scenario, address, write), file=sys.stderr)

@@ -347,7 +347,6 @@ def subject_of_sweep(
     *,
     server: str | None = None,
     resume: Path | None = None,
-    quiet: bool,
 ) -> LoadRequest:
     """Return the request with the scenario of a sweep, found or made for the command's argument.
 
@@ -366,10 +365,10 @@ def subject_of_sweep(
     if server is not None:
         text = ScenarioText(text=server_scenario(server, argument), source=f"--server {server}")
         return _with_file(with_loop(wanted, text), searched=True)
-    return _with_file(_subject(argument, wanted, command="sweep", quiet=quiet), searched=True)
+    return _with_file(_subject(argument, wanted, command="sweep"), searched=True)
 
 
-def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) -> LoadRequest:
+def subject_of_comparison(argument: str, wanted: LoadRequest) -> LoadRequest:
     """Return the request with the scenario of a comparison; a bare model has two variants, with and without
     batching.
 
@@ -389,12 +388,10 @@ def subject_of_comparison(argument: str, wanted: LoadRequest, *, quiet: bool) ->
             hint="give --no-batching to compare with and without batching, or a scenario with variants",
         )
     _check_loop_and_file(wanted)
-    return _with_file(_subject(argument, wanted, command="compare", quiet=quiet), searched=False)
+    return _with_file(_subject(argument, wanted, command="compare"), searched=False)
 
 
-def subject_of_load(
-    argument: str, wanted: LoadRequest, *, server: str | None = None, quiet: bool
-) -> LoadRequest:
+def subject_of_load(argument: str, wanted: LoadRequest, *, server: str | None = None) -> LoadRequest:
     """Return the request with the scenario of a load test; an address as argument names the server that is
     loaded.
 
@@ -420,7 +417,7 @@ def subject_of_load(
     _, overrides = split_settings(wanted.overrides)
     of_scenario = replace(wanted, overrides=overrides)
     if kind == "model":
-        looked = look(argument, of_scenario, command="load", batched=not wanted.no_batching, quiet=quiet)
+        looked = look(argument, of_scenario, command="load", batched=not wanted.no_batching)
         return replace(wanted, scenario=looked.text(argument))
     running = preset_at(argument)
     if running is not None:
@@ -431,7 +428,7 @@ def subject_of_load(
         running = yaml.safe_dump(language_model, sort_keys=False)
         return replace(wanted, scenario=ScenarioText(text=running, source=argument))
     address = answering_at(argument)
-    looked = look(argument, of_scenario, command="load", address=address, batched=False, quiet=quiet)
+    looked = look(argument, of_scenario, command="load", address=address, batched=False)
     return replace(
         wanted, scenario=looked.text(argument), rest_url=address.rest_url, grpc_url=address.grpc_url
     )
@@ -483,7 +480,7 @@ def with_loop(wanted: LoadRequest, source: Path | ScenarioText) -> LoadRequest:
     return replace(wanted, scenario=source, overrides=[*wanted.overrides, *loop])
 
 
-def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: bool) -> LoadRequest:
+def _subject(argument: str, wanted: LoadRequest, *, command: Command) -> LoadRequest:
     """Return the request with the scenario that the argument means: read, or made for a bare model or a
     running server.
 
@@ -526,7 +523,6 @@ def _subject(argument: str, wanted: LoadRequest, *, command: Command, quiet: boo
         address=address,
         target=target,
         batched=address is None,
-        quiet=quiet,
     )
     return replace(wanted, scenario=looked.text(argument), overrides=())
 
@@ -536,7 +532,6 @@ def look(
     wanted: LoadRequest,
     *,
     command: Command,
-    quiet: bool,
     batched: bool = True,
     address: Address | None = None,
     target: Mapping[str, Any] | None = None,
@@ -547,7 +542,7 @@ def look(
     """
     loop = loop_of_model(wanted.overrides, command=command, rate=wanted.rate, concurrency=wanted.concurrency)
     overrides = [*wanted.overrides, *loop]
-    with sweep_view(quiet=quiet) as view:
+    with sweep_view(quiet=wanted.quiet) as view:
         try:
             looked = look_at(
                 address or argument,

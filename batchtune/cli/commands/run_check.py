@@ -57,7 +57,7 @@ from batchtune.errors import (
     TargetError,
     UsageError,
 )
-from batchtune.plain_values import as_text, fields_to_plain
+from batchtune.plain_values import as_text, to_plain
 from batchtune.provenance import collect
 from batchtune.report.check_text import account_document, print_check, print_history
 from batchtune.report.findings import print_json, text_of
@@ -299,15 +299,9 @@ def run_history(results: Path, *, scenario: str | None, json: bool) -> int:
         raise UsageError(
             f"--scenario: no check of {scenario!r} in {results}", hint=f"there are: {names or 'none'}"
         )
-    series, record = series_of(lines), track_record(lines)
+    series = series_of(lines)
     if json:
-        print_json(
-            {
-                "checks": lines,
-                "series": [fields_to_plain(figure) for figure in series],
-                "record": {**fields_to_plain(record), "rate_most": record.rate_most},
-            }
-        )
+        print_json({"checks": lines, "series": to_plain(series), "record": track_record(lines)})
     else:
         print_history(lines, series)
     return 0

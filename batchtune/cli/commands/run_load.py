@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from batchtune.archive.table import trial_table
 from batchtune.batching.parameters import Configuration
@@ -19,20 +17,18 @@ from batchtune.cli.arguments.load_request import (
     client_counts,
     question_of,
 )
-from batchtune.cli.arguments.options import LoadRequest
+from batchtune.cli.arguments.options import LoadRequest, refuse
 from batchtune.cli.commands.report import report_at_end
-from batchtune.cli.session import MeasuringSession, beginning, client_limit, fleets_of, gravest, session
+from batchtune.cli.session import MeasuringSession, beginning, gravest, session
 from batchtune.errors import (
     ArchiveError,
     InconclusiveError,
     MeasurementInvalidError,
     NoFeasibleConfigurationError,
     TargetError,
-    UsageError,
 )
-from batchtune.load.cluster.cluster_fleet import AnyFleet
 from batchtune.measure.caveats import HostGuard
-from batchtune.plain_values import as_text
+from batchtune.plain_values import as_text, to_plain
 from batchtune.report.check_text import limit_text
 from batchtune.report.comparison import speed_text
 from batchtune.report.findings import print_json, text_of
@@ -59,15 +55,8 @@ if TYPE_CHECKING:
     from batchtune.tune.trials.trial import Trial
 
 
-def run_load(
-    wanted: LoadRequest,
-    *,
-    output: Literal["table", "json", "csv"],
-    results: Path | None,
-    quiet: bool,
-    gates: Sequence[str] = (),
-) -> int:
-    """Run `batchtune load`: measure each load point, print them, and save them under `results` (None: nowhere).
+def run_load(wanted: LoadRequest, *, csv: bool = False, gates: Sequence[str] = ()) -> int:
+    """Run `batchtune load`: measure each load point, print them, and save them.
 
     Returns the exit code: 0; 3 where the SLO or a limit of `gates` is missed, 5 where that is undecided; in a range the
     best point decides. 6 where the load generator or the host spoilt every point, repeats included; 7 where a point
@@ -87,7 +76,7 @@ def run_load(
     several = bool(question.scenario.target.models)
     with (
         lines_named(wanted.scenario, wanted.overrides),
-        session(question.scenario, "load", results=results, quiet=quiet) as current,
+        session(question.scenario, "load", results=wanted.results, quiet=wanted.quiet) as current,
     ):
         for note in question.notes:
             current.view.event(note)
@@ -95,48 +84,30 @@ def run_load(
     points = current.trials
     best = best_point(points)
     findings = [] if best is None else judge_limits(limits, best.point)
-    _print(current, question.scenario, findings, output=output)
+    if wanted.json:
+        run = None if current.run is None else str(current.run.path)
+        document = points_dict(points, scenario=question.scenario)
+        print_json({"run": run, **document, "gates": to_plain(findings)})
+    elif csv:
+        print_trials(trial_table(points), sort=None, output="csv")
+    else:
+        print_points(points, scenario=question.scenario)
     if current.run is not None and len(points) > 1 and not several:
-        report_at_end(current.run, quiet=quiet)
+        report_at_end(current.run, quiet=wanted.quiet)
     if current.fault is not None:
         return current.exit_code(0)
     codes = {_exit_code(points, question.scenario), _gate_code(findings)}
     return current.exit_code(gravest(codes))
 
 
-def _print(
-    current: MeasuringSession,
-    scenario: Scenario,
-    findings: Sequence[LimitFinding],
-    *,
-    output: Literal["table", "json", "csv"],
-) -> None:
-    """Print the points as `output` says; JSON has what they say of each limit too."""
-    points = current.trials
-    match output:
-        case "json":
-            run = None if current.run is None else str(current.run.path)
-            gates = [finding.to_dict() for finding in findings]
-            document = {"run": run, **points_dict(points, scenario=scenario), "gates": gates}
-            print_json(document)
-        case "csv":
-            print_trials(trial_table(points), sort=None, output="csv")
-        case "table":
-            print_points(points, scenario=scenario)
-
-
 def _refuse_of_one(wanted: LoadRequest, gates: Sequence[str]) -> None:
     """Raise UsageError where an option is given that makes sense for one model only."""
-    launched = "several models are served by a server that is launched"
-    for option, is_given, hint in (
-        ("--rate", wanted.rate is not None, "write rate: at each of target.models"),
-        ("--concurrency", wanted.concurrency is not None, "write concurrency: at each of target.models"),
-        ("--rest-url", wanted.rest_url is not None, launched),
-        ("--grpc-url", wanted.grpc_url is not None, launched),
-        ("--gate", bool(gates), "write slo: at each of target.models"),
-    ):
-        if is_given:
-            raise UsageError(f"{option}: not of several models at once", hint=hint)
+    why = "not of several models at once"
+    options = {"--rate": wanted.rate, "--concurrency": wanted.concurrency, "--gate": gates}
+    for key, (option, value) in zip(("rate", "concurrency", "slo"), options.items(), strict=True):
+        refuse({option: value}, why, hint=f"write {key}: at each of target.models")
+    urls = {"--rest-url": wanted.rest_url, "--grpc-url": wanted.grpc_url}
+    refuse(urls, why, hint="several models are served by a server that is launched")
 
 
 def _code_of(trial: Trial) -> int:
@@ -203,30 +174,37 @@ def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession)
     unknown = Configuration(batching=None, known=False)
     scenario, view = question.scenario, current.view
     scenarios = scenario.of_models() or {"": scenario}
-    fleets = fleets_of(scenario, view)
     target = _target(question, wanted, view)
-    with current.serving(target):
-        scenario = current.found_on(scenario, target)
-        question = replace(question, scenario=scenario)
-        configuration = asked_configuration(question, wanted) if question.launches else unknown
-        with ExitStack() as stack:
-            for fleet in fleets.values():
-                stack.enter_context(fleet)
-            current.launch(scenario, target, configuration)
-            if scenario.target.models:
-                plans = together_and_alone(scenario, configuration)
-            else:
-                plans = list(asked_plans(scenario, wanted, target.in_force or unknown))
-            bench = _bench(scenario, target, fleets, plans, view)
-            if leaves_duration_open(scenario) and not scenario.target.models:
-                plans = _paced(bench, plans, scenario, view)
-            for finished in repeated_points(bench, plans, scenario=scenario, view=view):
-                _keep(current, finished)
-                for part in parts_of([finished.trial]):
-                    own = scenarios.get(part.model, scenario)
-                    view.event(trial_line(part, head=_load_of(part), scenario=own))
-                if was_interrupted(finished.trial):
-                    raise KeyboardInterrupt
+    current.serve(target)
+    scenario = current.found_on(scenario, target)
+    question = replace(question, scenario=scenario)
+    configuration = asked_configuration(question, wanted) if question.launches else unknown
+    fleet, client_limit = current.load_generator(scenario)
+    current.launch(scenario, target, configuration)
+    if scenario.target.models:
+        plans = together_and_alone(scenario, configuration)
+    else:
+        plans = list(asked_plans(scenario, wanted, target.in_force or unknown))
+    place = f"point {{}} of {len(plans)}, " if len(plans) > 1 else ""
+    bench = Bench(
+        scenario,
+        target,
+        fleet,
+        on_live=lambda plan, live: view.live(
+            f"{place.format(plan.number)}{plan_load(plan, scenario)}: {live_line(live)}"
+        ),
+        guard=HostGuard(),
+        client_max_rps=client_limit,
+    )
+    if leaves_duration_open(scenario) and not scenario.target.models:
+        plans = _paced(bench, plans, scenario, view)
+    for finished in repeated_points(bench, plans, scenario=scenario, view=view):
+        _keep(current, finished)
+        for part in parts_of([finished.trial]):
+            own = scenarios.get(part.model, scenario)
+            view.event(trial_line(part, head=_load_of(part), scenario=own))
+        if was_interrupted(finished.trial):
+            raise KeyboardInterrupt
 
 
 def together_and_alone(scenario: Scenario, configuration: Configuration) -> list[Plan]:
@@ -268,25 +246,6 @@ def _paced(bench: Bench, plans: Sequence[Plan], scenario: Scenario, view: View) 
         all_s = rounded_duration(sum(point_times.run_s for point_times in times))
         view.event(f"{speed}: {counted(len(plans), 'point')} in about {all_s}")
     return paced
-
-
-def _bench(
-    scenario: Scenario,
-    target: LaunchedTarget | ExternalTarget,
-    fleets: Mapping[str, AnyFleet],
-    plans: Sequence[Plan],
-    view: View,
-) -> Bench:
-    return Bench(
-        scenario,
-        target,
-        fleets.get("") or fleets,
-        on_live=lambda plan, live: view.live(
-            f"{_place(plan, plans)}{plan_load(plan, scenario)}: {live_line(live)}"
-        ),
-        guard=HostGuard(),
-        client_max_rps=client_limit(scenario, fleets),
-    )
 
 
 def repeated_points(
@@ -357,10 +316,6 @@ def _noted(target: LaunchedTarget | ExternalTarget) -> LaunchedTarget | External
     if words := foreign_parameters(target.endpoint.rest_url, target.endpoint.model_name):
         print(f"note: {words}", file=sys.stderr)
     return target
-
-
-def _place(plan: Plan, plans: Sequence[Plan]) -> str:
-    return f"point {plan.number} of {len(plans)}, " if len(plans) > 1 else ""
 
 
 def _load_of(point: Trial) -> str | None:

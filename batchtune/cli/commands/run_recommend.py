@@ -17,7 +17,7 @@ from batchtune.archive.server_files import parameters_name, parameters_text, ser
 from batchtune.batching.kubernetes import ParametersFile
 from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
 from batchtune.batching.triton_config import dropped
-from batchtune.cli.arguments.options import Dialect
+from batchtune.cli.arguments.options import Dialect, refuse
 from batchtune.cli.arguments.overrides import in_place_of, promised
 from batchtune.cli.deployment import as_started, build_command, deployed_name, deployment, docker_command
 from batchtune.cli.session import asked_run, kept_trials
@@ -66,8 +66,13 @@ def run_recommend(
             f"{run.path} is a load test; there is nothing to choose from", hint="name the run of a sweep"
         )
     if scenario.target.models:
-        given = {"--format": dialect, "--slo-…": slo}
-        _require_of_several([name for name, value in given.items() if value is not None], write)
+        hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
+        refuse({"--format": dialect, "--slo-…": slo}, "not of a sweep of several models", hint=hint)
+        if write is not None and write.exists() and not write.is_file():
+            raise UsageError(
+                f"--write: {write} is not a file; several are written",
+                hint="name one: the others go next to it",
+            )
     try:
         return conclude(
             run,
@@ -205,18 +210,6 @@ def _recommended(
     chosen = recommend(trials, scenario=scenario, slo=slo, search=run.search())
     config = run.model_config() if chosen.configuration.dialect == "triton" else None
     return chosen if config is None else replace(chosen, drops=dropped(config, chosen.configuration))
-
-
-def _require_of_several(given: Sequence[str], write: Path | None) -> None:
-    """Raise UsageError where an option makes sense for one model only, or where `write` is no file beside
-    which others fit."""
-    if given:
-        hint = "leave it out: the files are TensorFlow Serving's, and each model has its SLO in the scenario"
-        raise UsageError(f"{given[0]}: not of a sweep of several models", hint=hint)
-    if write is not None and write.exists() and not write.is_file():
-        raise UsageError(
-            f"--write: {write} is not a file; several are written", hint="name one: the others go next to it"
-        )
 
 
 def to_establish(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.archive.run import SCENARIO, Run, open_run
+from batchtune.cli.arguments.options import LoadRequest, refuse
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.commands.report import report_at_end
 from batchtune.cli.commands.run_recommend import conclude
 from batchtune.cli.session import (
     MeasuringSession,
     beginning,
-    client_limit,
     fitted,
-    fleets_of,
     kept_trials,
     not_put_back,
     require_same,
@@ -41,23 +39,14 @@ if TYPE_CHECKING:
 
 
 def run_sweep(
-    path: Path | ScenarioText,
-    overrides: Sequence[str],
-    *,
-    results: Path,
-    resume: Path | None,
-    optuna_storage: str | None = None,
-    why: bool = False,
-    json: bool,
-    quiet: bool,
-    of_one: Sequence[str] = (),
+    wanted: LoadRequest, *, resume: Path | None = None, optuna_storage: str | None = None, why: bool = False
 ) -> int:
     """Run `batchtune sweep`. Returns the exit code: 0 where enough runs confirm the recommendation, 5 where they do not
     yet, 130 when interrupted.
 
     A sweep that an error ends after some complete trials recommends from these, and returns the error's code.
     `resume`: folder of the run to resume. `optuna_storage`: URL of a storage to which the trials are exported
-    at the end. `of_one`: options given that make sense for one model only.
+    at the end.
 
     Raises:
         UsageError: options that do not fit the scenario, or a storage that cannot be opened; nothing was
@@ -65,10 +54,13 @@ def run_sweep(
         TargetError, MeasurementInvalidError: before any trial was complete.
         NoFeasibleConfigurationError, InconclusiveError: nothing meets the SLO, or nothing is known to.
     """
-    if of_one and lists_models(path):
-        hints = {"--rate": "write rate at each of target.models"}
-        raise UsageError(f"{of_one[0]}: not of several models", hint=hints.get(of_one[0], "leave it out"))
-    scenario = asked_scenario(path, overrides, searched=True)
+    path = wanted.scenario
+    if lists_models(path):
+        hint = "write rate at each of target.models"
+        refuse({"--rate": wanted.rate}, "not of several models", hint=hint)
+        of_one = {"--concurrency": wanted.concurrency, "--optuna-storage": optuna_storage}
+        refuse(of_one, "not of several models", hint="leave it out")
+    scenario = asked_scenario(path, wanted.overrides, searched=True)
     if scenario.target.models:
         _require_search_of_several(scenario)
     if optuna_storage is not None:
@@ -83,8 +75,8 @@ def run_sweep(
     elif not on_nodes:
         scenario, placement = placed(scenario)
     with (
-        lines_named(path, overrides),
-        session(scenario, results=results, quiet=quiet, run=run, trials=trials) as current,
+        lines_named(path, wanted.overrides),
+        session(scenario, results=wanted.results, quiet=wanted.quiet, run=run, trials=trials) as current,
     ):
         if on_nodes:
             _sweep_on_nodes(current)
@@ -92,7 +84,7 @@ def run_sweep(
             _sweep_here(current, placement)
     if optuna_storage is not None and current.trials:
         _export(current.trials, current.scenario, optuna_storage)
-    code = _concluded(current, why=why, json=json)
+    code = _concluded(current, why=why, json=wanted.json)
     if isinstance(path, ScenarioText) and current.run is not None:
         kept = current.run.path / SCENARIO
         print(f"the scenario that ran: {kept} (copy it to change the sweep)", file=sys.stderr)
@@ -104,30 +96,24 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     scenario, view = current.scenario, current.view
     original = None if current.run is None else not_put_back(current.run)
     target = target_of(scenario, on_event=view.event, original=original, several_models=True)
-    fleets = fleets_of(scenario, view)
-    with current.serving(target):
-        off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
-        notes = (placement, beginning(scenario), off, _beside_others(), _unset(scenario), *_traps(scenario))
-        for note in filter(None, notes):
-            view.event(note)
-        scenario = current.found_on(scenario, target)
-        current.launch(scenario, target, first_configuration(scenario), last_configuration(scenario))
-        with ExitStack() as stack:
-            for fleet in fleets.values():
-                stack.enter_context(fleet)
-            finished_trials = sweep(
-                scenario,
-                target,
-                fleets.get("") or fleets,
-                finished=tuple(current.trials),
-                watcher=current.watcher(),
-                guard=HostGuard(),
-                client_max_rps=client_limit(scenario, fleets),
-            )
-            try:
-                current.keep(finished_trials)
-            finally:
-                current.learn_present(target)
+    current.serve(target)
+    off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
+    notes = (placement, beginning(scenario), off, _beside_others(), _unset(scenario), *_traps(scenario))
+    for note in filter(None, notes):
+        view.event(note)
+    scenario = current.found_on(scenario, target)
+    fleet, client_limit = current.load_generator(scenario)
+    current.launch(scenario, target, first_configuration(scenario), last_configuration(scenario))
+    finished_trials = sweep(
+        scenario,
+        target,
+        fleet,
+        finished=tuple(current.trials),
+        watcher=current.watcher(),
+        guard=HostGuard(),
+        client_max_rps=client_limit,
+    )
+    current.keep(finished_trials)
 
 
 def _sweep_on_nodes(current: MeasuringSession) -> None:

@@ -81,17 +81,6 @@ class Variant:
         return arms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """The trial that is about to run: its variant, the number of its block, its attempt in this block, its own number;
-    all from 1."""
-
-    variant: Variant
-    block: int
-    attempt: int
-    number: int
-
-
 def chosen_variants(scenarios: Mapping[str, Scenario], *, baseline: str | None = None) -> list[Variant]:
     """Return the variants with the baseline first: the variant called `baseline`; None: the first of the file.
     `scenarios`: name of a variant -> its scenario.
@@ -138,7 +127,7 @@ def compare(
     *,
     blocks: int,
     bench_of: Callable[[Variant], TrialBench],
-    on_turn: Callable[[Turn], None] = lambda _turn: None,
+    on_turn: Callable[[Variant, Plan, int], None] = lambda _variant, _plan, _attempt: None,
     paces: Mapping[str, Pace] | None = None,
     first_block: int = 1,
     first_number: int = 1,
@@ -147,9 +136,10 @@ def compare(
     variant counts.
 
     `bench_of`: called with the variant before each trial; may launch a server at the first call.
-    `on_turn`: called before each trial. `paces`: variant name -> pace, by which the length of loads is chosen; None:
-    the scenario's times. `first_block`, `first_number`: the numbers at which blocks and trials start, after blocks that
-    ran before; the random orders continue those blocks. Ends early when fewer than two variants still work.
+    `on_turn(variant, plan, attempt)`: called before each trial; its attempts in a block count from 1. `paces`: variant
+    name -> pace, by which the length of loads is chosen; None: the scenario's times. `first_block`, `first_number`: the
+    numbers at which blocks and trials start, after blocks that ran before; the random orders continue those blocks.
+    Ends early when fewer than two variants still work.
     """
     working = {variant.name for variant in variants}
     repeats_left = int(REPEATS_SHARE * blocks * len(variants))
@@ -166,9 +156,10 @@ def compare(
                 continue
             failures = 0
             for attempt in count(1):
-                turn = Turn(variant=variant, block=block, attempt=attempt, number=number + 1)
-                on_turn(turn)
-                done = bench_of(variant).run(plan_of(turn, (paces or {}).get(variant.name)))
+                pace = (paces or {}).get(variant.name)
+                plan = plan_of(variant, pace, block=block, number=number + 1)
+                on_turn(variant, plan, attempt)
+                done = bench_of(variant).run(plan)
                 number = done.trial.last_number
                 yield done
                 if done.trial.state == "failed":
@@ -190,21 +181,21 @@ def is_noisy(trial: Trial) -> bool:
     )
 
 
-def plan_of(turn: Turn, pace: Pace | None) -> Plan:
-    """Return the trial to run for a turn: its number, configuration and seed; all trials of a block have one seed.
+def plan_of(variant: Variant, pace: Pace | None, *, block: int, number: int = 0) -> Plan:
+    """Return the trial of a variant in a block; all trials of a block have one seed.
 
     `pace`: what is known of the speed of the variant's server, by which the length of the load is chosen; None: the
     scenario's length.
     """
     return Plan(
-        number=turn.number,
-        seed=turn.variant.scenario.load.seed + SEED_STRIDE * turn.block,
+        number=number,
+        seed=variant.scenario.load.seed + SEED_STRIDE * block,
         pace=pace,
         request=TrialRequest(
-            configuration=turn.variant.configuration,
+            configuration=variant.configuration,
             source="variant",
-            reason=turn.variant.name,
-            block=turn.block,
+            reason=variant.name,
+            block=block,
         ),
     )
 

@@ -92,7 +92,7 @@ def figures_of(variant: Variant, trials: Sequence[Trial]) -> VariantFigures:
     requests = variant.scenario.load.requests
     complete = requests is not None and all(run.requests == requests for run in measured)
     last = next((trial for trial in reversed(parts_of(trials)) if trial.reason == variant.name), None)
-    latencies = {name: _typical_latency(map(latency_of(name), counted)) for name in shown_latencies(counted)}
+    latencies = {name: _typical_latency(map(figure_of(name), counted)) for name in shown_latencies(counted)}
     return VariantFigures(
         name=variant.name,
         protocol=variant.scenario.request.protocol,
@@ -142,34 +142,24 @@ def noise_repeats(trials: Sequence[Trial]) -> int:
     )
 
 
-def figure_of(metric: Metric) -> Callable[[Trial], float]:
-    """Return a function that takes a trial and returns its figure for `metric`: requests/s for throughput and capacity,
-    rows/s for rows, seconds for p95; NaN where it was not measured."""
+def figure_of(name: str) -> Callable[[Trial], float]:
+    """Return a function that takes a trial and returns its figure: requests/s for `throughput` and `capacity`, rows/s
+    for `rows`, seconds for a latency such as `p95` or `ttft_p50`; NaN where it was not measured."""
 
     def value(trial: Trial) -> float:
         measured = trial.measurement
         if measured is None:
             return math.nan
-        match metric:
+        match name:
             case "throughput":
                 return measured.throughput_rps.value
             case "rows":
                 return measured.throughput_rows_per_s.value
-            case "p95":
-                return measured.latency_s["p95"].value
             case "capacity":
                 return math.nan if trial.objective is None else trial.objective.value
-
-    return value
-
-
-def latency_of(quantile: str) -> Callable[[Trial], float]:
-    """Return a function that takes a trial and returns its latency at `quantile`, a name such as `p95` or `ttft_p50`,
-    in seconds; NaN where not measured."""
-
-    def value(trial: Trial) -> float:
-        known = None if trial.measurement is None else trial.measurement.latency_s.get(quantile)
-        return math.nan if known is None else known.value
+            case _:
+                known = measured.latency_s.get(name)
+                return math.nan if known is None else known.value
 
     return value
 
@@ -338,7 +328,7 @@ def _pair(
     metric = _metric(*both, objective=variant.scenario.objective)
     ratio = ratio_estimate(block_pairs(before, after, figure_of(metric)))
     latencies = {
-        name: ratio_estimate(block_pairs(before, after, latency_of(name)))
+        name: ratio_estimate(block_pairs(before, after, figure_of(name)))
         for name in shown_latencies(before.values())
     }
     outcome: Outcome = "different"
@@ -478,13 +468,9 @@ def noise_floor(trials: Sequence[Trial], arms: Sequence[Variant]) -> NoiseFloor:
     first, second = (runs_of(trials, arm.name) for arm in arms)
     figures = [figures_of(arm, trials) for arm in arms]
     objective = arms[0].scenario.objective
-    shown = shown_latencies(first.values())
-    values = {"throughput": figure_of("throughput"), **{name: latency_of(name) for name in shown}}
-    if objective == "capacity":
-        values = {"capacity": figure_of("capacity"), **values}
-    elif objective == "latency":
-        values = {"p95": latency_of("p95"), **values}
-    floors = {name: _floor(block_pairs(first, second, value)) for name, value in values.items()}
+    own = {"capacity": "capacity", "latency": "p95"}.get(objective, "throughput")
+    names = dict.fromkeys([own, "throughput", *shown_latencies(first.values())])
+    floors = {name: _floor(block_pairs(first, second, figure_of(name))) for name in names}
     return NoiseFloor(
         floors={name: floor for name, floor in floors.items() if floor is not None},
         pairs=len(first.keys() & second.keys()),

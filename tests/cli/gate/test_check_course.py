@@ -40,7 +40,7 @@ class FakeBenches:
         self.at_runs: list[set[str]] = []
         self.at_duets: list[set[str]] = []
 
-    def turn(self, _turn) -> None: ...
+    def turn(self, _variant, _plan, _attempt) -> None: ...
 
     def show(self, _trial) -> None: ...
 
@@ -218,8 +218,8 @@ class InterruptedBenches(FakeBenches):
         super().__init__()
         self.block = block
 
-    def turn(self, turn) -> None:
-        if turn.block == self.block:
+    def turn(self, _variant, plan, _attempt) -> None:
+        if plan.request.block == self.block:
             raise KeyboardInterrupt
 
 

@@ -82,7 +82,7 @@ def test_it_says_how_many_failures_were_confirmed_or_dismissed_later():
         line(9, 0.01, commit=None),
     ]
     record = track_record(lines)
-    assert (record.failures, record.confirmed, record.dismissed) == (5, 1, 1)
+    assert (record["failures"], record["confirmed"], record["dismissed"]) == (5, 1, 1)
     (told, alarms) = record_lines(record)
     assert told == (
         "Failures: 5 (1 confirmed and 1 dismissed by a later check of the same commit, 3 not checked again)."
@@ -94,12 +94,12 @@ def test_its_own_rate_of_false_alarms_is_that_of_equal_sides():
     """0 of 20: at most 13.9 % by 1 - 0.05 ** (1 / 20); one of 20: at most 21.6 %."""
     equal = [line(number, 0.01, unchanged=True) for number in range(20)]
     record = track_record([*equal, line(20, 0.01, verdict="REGRESSED")])
-    assert (record.unchanged, record.false_alarms, record.failures) == (20, 0, 1)
-    assert record.rate_most == pytest.approx(0.139, abs=0.0005)
+    assert (record["unchanged"], record["false_alarms"], record["failures"]) == (20, 0, 1)
+    assert record["rate_most"] == pytest.approx(0.139, abs=0.0005)
     equal[3]["verdict"] = "REGRESSED"
     record = track_record(equal)
-    assert (record.false_alarms, record.failures) == (1, 0)
-    assert record.rate_most == pytest.approx(0.216, abs=0.0005)
+    assert (record["false_alarms"], record["failures"]) == (1, 0)
+    assert record["rate_most"] == pytest.approx(0.216, abs=0.0005)
     assert record_lines(record)[1] == (
         "False alarms: 1 of 20 checks of equal sides failed: 5 %, at most 21.6 % (95 % confidence)."
     )

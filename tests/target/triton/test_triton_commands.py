@@ -10,6 +10,7 @@ import pytest
 
 from batchtune.archive.run import open_run, read_original
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.commands.ask_twin import asked_configurations, asked_values, notes_on
 from batchtune.cli.commands.compare import run_compare, run_noise
 from batchtune.errors import UsageError
@@ -65,7 +66,8 @@ def test_a_configuration_is_run_against_itself(
     server: FakeTriton, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = pair(tmp_path, server)
-    code = run_noise(path, [], blocks=2, results=tmp_path / "results", json=True, quiet=True)
+    wanted = LoadRequest(scenario=path, results=tmp_path / "results", json=True, quiet=True)
+    code = run_noise(wanted, blocks=2)
     assert code in MAY_BE_NOISY
     assert "throughput" in json.loads(capsys.readouterr().out)["figures"]
     assert server.orders == ["load", "load"]
@@ -92,16 +94,7 @@ def trials_of(folder: Path) -> list[str]:
 def test_two_servers_cannot_be_put_back_by_one_run(server: FakeTriton, tmp_path: Path) -> None:
     path = pair(tmp_path, server, '  elsewhere: {target: {rest_url: "http://127.0.0.1:1"}}')
     with pytest.raises(UsageError, match="several servers or models; a run restores only one"):
-        run_compare(
-            path,
-            [],
-            baseline=None,
-            blocks=2,
-            max_regress=[],
-            results=tmp_path,
-            json=True,
-            quiet=True,
-        )
+        run_compare(LoadRequest(scenario=path, results=tmp_path, json=True, quiet=True), blocks=2)
     assert server.orders == []
 
 

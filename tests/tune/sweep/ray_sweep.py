@@ -24,6 +24,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from batchtune.archive.run import LEDGER, open_run
+from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.commands.run_sweep import run_sweep
 from batchtune.errors import BatchtuneError
 from batchtune.tune.trials.trial import Trial
@@ -98,7 +99,7 @@ def _swept(scenario: Path, results: Path) -> dict[str, Any]:
     said, answer, begun_s = io.StringIO(), io.StringIO(), time.monotonic()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(answer):
-            code = run_sweep(scenario, [], results=results, resume=None, json=True, quiet=False)
+            code = run_sweep(LoadRequest(scenario=scenario, results=results, json=True))
     except BatchtuneError:
         print(said.getvalue(), file=sys.stderr)
         raise

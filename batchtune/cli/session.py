@@ -36,6 +36,7 @@ from batchtune.errors import (
 )
 from batchtune.load.answers import ask_once
 from batchtune.load.cluster.cluster_fleet import AnyFleet, client_max_rps, fleet_of
+from batchtune.plain_values import Coded
 from batchtune.provenance import collect, comparable
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import View, sweep_view
@@ -51,8 +52,8 @@ from batchtune.target.kserve import TritonRepository
 from batchtune.target.process import DYING_S
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.target.triton import TritonTarget, restored
-from batchtune.tune.sweep.sweep import Watcher
-from batchtune.tune.trials.trial import Trial, memory_words, was_interrupted
+from batchtune.tune.sweep.sweep import SweepEvent, SweepProgress
+from batchtune.tune.trials.trial import SearchSummary, Trial, memory_words, was_interrupted
 from batchtune.twin.simulator.simulate import TRITONS_AHEAD
 from batchtune.units import counted
 
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from batchtune.batching.parameters import Configuration
     from batchtune.scenario.payloads import RequestSet
     from batchtune.tune.compare.blocks import Variant
-    from batchtune.tune.trials.trial import FinishedTrial, SearchSummary
+    from batchtune.tune.trials.trial import FinishedTrial
 
 
 Kind = Literal["", "compare", "noise", "load", "check"]
@@ -243,21 +244,22 @@ class MeasuringSession:
             if shown:
                 self.view.trial(finished.trial)
 
-    def watcher(self) -> Watcher:
-        """Return the callbacks that a sweep reports to: the view shows progress, the run saves the search's
-        summary at the end."""
+    def listener(self) -> Callable[[SweepEvent], None]:
+        """Return a function that takes what a sweep tells: the view shows its plan and progress, the run saves its
+        summary."""
         run, view = self.run, self.view
         earlier = run.search() if run is not None and self.trials else None
 
-        def keep(summary: SearchSummary) -> None:
-            if run is not None:
-                keep_account(run, summary if earlier is None else summary.continuing(earlier))
+        def hear(event: SweepEvent) -> None:
+            match event:
+                case SweepProgress():
+                    view.progress(event)
+                case SearchSummary() if run is not None:
+                    keep_account(run, event if earlier is None else event.continuing(earlier))
+                case Coded():
+                    view.event(text_of(event))
 
-        return Watcher(
-            on_progress=view.progress,
-            on_plan=lambda plan: view.event(text_of(plan)),
-            on_summary=keep,
-        )
+        return hear
 
     def exit_code(self, code: int) -> int:
         """Return the exit code of the command: `code`, unless an error or Ctrl-C ended the session early.

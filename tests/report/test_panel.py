@@ -17,10 +17,10 @@ from batchtune.report.findings import text_of
 from batchtune.report.live_view import Point, TerminalView, phases_text, scatter
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
-from batchtune.tune.sweep.sweep import SweepProgress, Watcher, sweep
+from batchtune.tune.sweep.sweep import SweepProgress, sweep
 from batchtune.tune.trials.trial import TrialRequest
 from batchtune.units import rounded_duration
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, asked, planted, scenario_of
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, asked, heard, planted, scenario_of
 
 SCENARIO = scenario_of(
     slo={"p95": "60ms"},
@@ -215,8 +215,8 @@ def test_a_whole_sweep_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = FakeTarget(clock)
     scenario = scenario_of()
     with view_of(console, monkeypatch, scenario) as view:
-        watcher = Watcher(on_progress=view.progress, on_plan=lambda plan: view.event(text_of(plan)))
-        for done in sweep(scenario, target, FakeFleet(target), watcher=watcher, now_s=clock):
+        on_event = heard(on_progress=view.progress, on_plan=lambda plan: view.event(text_of(plan)))
+        for done in sweep(scenario, target, FakeFleet(target), on_event=on_event, now_s=clock):
             view.trial(done.trial)
     text = shown(console)
     assert "[confirming " in text

@@ -13,7 +13,7 @@ from batchtune.report.findings import text_of
 from batchtune.scenario.spec.target import TargetSpec, can_be_off
 from batchtune.target.command import CommandTarget
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.sweep.sweep import Watcher, sweep
+from batchtune.tune.sweep.sweep import sweep
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
 
 FILE_ONLY = {
@@ -70,7 +70,7 @@ def test_a_sweep_leaves_it_out_says_so_and_can_be_established(search):
     scenario = scenario_of(target=FILE_ONLY, search={**search, "budget": {"time": "40s"}, "space": space})
     clock = FakeClock()
     target = FakeTarget(clock, law=Law())
-    done = sweep(scenario, target, FakeFleet(target, seed=1), watcher=Watcher(), now_s=clock)
+    done = sweep(scenario, target, FakeFleet(target, seed=1), now_s=clock)
     trials = [result.trial for result in done]
     assert not any(trial.configuration.batching is None for trial in trials)
     lone = next(trial for trial in trials if trial.source == "probe").configuration

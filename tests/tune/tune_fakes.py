@@ -21,12 +21,35 @@ from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
+from batchtune.plain_values import Coded
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.endpoint import Endpoint
 from batchtune.target.telemetry import Counters, ServerActivity
-from batchtune.tune.trials.trial import Trial, TrialRequest
+from batchtune.tune.sweep.sweep import SweepEvent, SweepProgress
+from batchtune.tune.trials.trial import SearchSummary, Trial, TrialRequest
 from batchtune.wire.signature import Signature, TensorSpec
+
+
+def heard(
+    *,
+    on_progress: Callable[[SweepProgress], None] = lambda _progress: None,
+    on_plan: Callable[[Coded], None] = lambda _plan: None,
+    on_summary: Callable[[SearchSummary], None] = lambda _summary: None,
+) -> Callable[[SweepEvent], None]:
+    """What takes each kind of a sweep's events."""
+
+    def hear(event: SweepEvent) -> None:
+        match event:
+            case SweepProgress():
+                on_progress(event)
+            case Coded():
+                on_plan(event)
+            case SearchSummary():
+                on_summary(event)
+
+    return hear
+
 
 SIGNATURE = Signature(
     name="serving_default",

@@ -109,7 +109,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
         target,
         fleet,
         finished=tuple(current.trials),
-        watcher=current.watcher(),
+        on_event=current.listener(),
         guard=HostGuard(),
         client_max_rps=client_limit,
     )
@@ -135,7 +135,7 @@ def _sweep_on_nodes(current: MeasuringSession) -> None:
             return nodes
 
         finished = tuple(current.trials)
-        current.keep(sweep_nodes(scenario, with_report, finished=finished, watcher=current.watcher()))
+        current.keep(sweep_nodes(scenario, with_report, finished=finished, on_event=current.listener()))
 
 
 def _require_search_of_several(scenario: Scenario) -> None:

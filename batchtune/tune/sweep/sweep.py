@@ -58,21 +58,9 @@ class SweepProgress:
     live: LiveAggregate | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watcher:
-    """Functions that a sweep calls.
-
-    `on_progress`: a few times a second during a trial.
-    `on_plan`: once, with the division of the budget, as soon as the server's speed is known.
-    `on_summary`: once, when the sweep ends for any reason.
-    """
-
-    on_progress: Callable[[SweepProgress], None] = lambda _progress: None
-    on_plan: Callable[[Coded], None] = lambda _plan: None
-    on_summary: Callable[[SearchSummary], None] = lambda _summary: None
-
-
-NOBODY = Watcher()
+SweepEvent = SweepProgress | Coded | SearchSummary
+"""What a sweep tells while it runs: a few times a second during a trial its progress; once, as soon as the server's
+speed is known, how it divides its budget; once, when it ends for any reason, its summary."""
 
 
 def phase_of(source: Source) -> str:
@@ -123,7 +111,7 @@ def sweep(
     fleet: AnyFleet | Mapping[str, AnyFleet],
     *,
     finished: Sequence[Trial] = (),
-    watcher: Watcher = NOBODY,
+    on_event: Callable[[SweepEvent], None] = lambda _event: None,
     now_s: Callable[[], float] = time.monotonic,
     guard: HostGuard | None = None,
     client_max_rps: Callable[[RequestSet], float] | None = None,
@@ -154,7 +142,7 @@ def sweep(
         )
         return OneServer(bench)
 
-    return sweep_nodes(scenario, server, finished=finished, watcher=watcher, now_s=now_s)
+    return sweep_nodes(scenario, server, finished=finished, on_event=on_event, now_s=now_s)
 
 
 def sweep_nodes(
@@ -162,14 +150,14 @@ def sweep_nodes(
     nodes: Callable[[Callable[[Plan, LiveAggregate | None], None]], Nodes],
     *,
     finished: Sequence[Trial] = (),
-    watcher: Watcher = NOBODY,
+    on_event: Callable[[SweepEvent], None] = lambda _event: None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> Iterator[FinishedTrial]:
     """Run a sweep on several nodes, each of which runs one trial at a time; otherwise like `sweep`, with its errors.
 
     `nodes`: called once with a function to report the plan and live counts of a trial in flight; returns the nodes.
     """
-    search = _Sweep(scenario, finished, watcher, now_s)
+    search = _Sweep(scenario, finished, on_event, now_s)
     yield from search.run(nodes(search.report))
 
 
@@ -177,11 +165,15 @@ class _Sweep:
     """One sweep under way."""
 
     def __init__(
-        self, scenario: Scenario, finished: Sequence[Trial], watcher: Watcher, now_s: Callable[[], float]
+        self,
+        scenario: Scenario,
+        finished: Sequence[Trial],
+        on_event: Callable[[SweepEvent], None],
+        now_s: Callable[[], float],
     ) -> None:
         self._scenario = scenario
         self._trials = sorted(finished, key=lambda trial: trial.number)
-        self._watcher = watcher
+        self._on_event = on_event
         self._now_s = now_s
         self._started_s = now_s() - spent_s(self._trials)
         budget_s = scenario.search.budget.time_s or TIME_BUDGET_MAX_S
@@ -210,7 +202,7 @@ class _Sweep:
             self._stop_reason = coded("server_gone")
             raise
         finally:
-            self._watcher.on_summary(self._summary(nodes))
+            self._on_event(self._summary(nodes))
 
     def _asks(self, nodes: Nodes) -> list[TrialRequest]:
         left_s = self._left_s()
@@ -263,7 +255,7 @@ class _Sweep:
         if not search.budget_is_given:
             self._search.budget_s = usual_budget_s(lone_s)
         self._told_plan = self._search.plan()
-        self._watcher.on_plan(self._told_plan)
+        self._on_event(self._told_plan)
 
     def _left_s(self) -> float:
         return self._search.budget_s - (self._now_s() - self._started_s)
@@ -295,8 +287,8 @@ class _Sweep:
         return trial.state == "complete" and not self._is_present(trial)
 
     def report(self, plan: Plan, live: LiveAggregate | None) -> None:
-        """Call the watcher's `on_progress` with the plan and live counts of the trial in flight."""
-        self._watcher.on_progress(
+        """Tell the progress: the plan and live counts of the trial in flight."""
+        self._on_event(
             SweepProgress(
                 phase=phase_of(plan.request.source),
                 plan=plan,

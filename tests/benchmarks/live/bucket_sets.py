@@ -50,13 +50,14 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.loader import Loader, LoadRun
-from batchtune.tune.sweep.sweep import Watcher, sweep
+from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import SearchSummary
 from batchtune.twin.calibrate import calibrate, observation_of
 from batchtune.twin.simulator.simulate import Batcher, batcher_of
 from batchtune.twin.traffic import Traffic, traffic_of
 from batchtune.twin.twin import Twin
 from tests.benchmarks.replay.bucket_search import SETS
+from tests.tune.tune_fakes import heard
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "length-buckets.yaml"
 WARM_UP_S, MEASURED_S = 1.0, 2.5
@@ -166,10 +167,11 @@ def run_sweep(kept: Path) -> None:
     scenario = Scenario.model_validate(values)
     began_s = time.monotonic()
     summaries: list[SearchSummary] = []
-    watcher = Watcher(on_summary=summaries.append)
+    on_event = heard(on_summary=summaries.append)
     with target_of(scenario) as target, LoadFleet() as fleet:
         trials = [
-            finished.trial for finished in sweep(scenario, target, fleet, watcher=watcher, guard=HostGuard())
+            finished.trial
+            for finished in sweep(scenario, target, fleet, on_event=on_event, guard=HostGuard())
         ]
     chosen, label = "", ""
     try:

@@ -29,9 +29,10 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.choice import target_of
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import reference_configurations
-from batchtune.tune.sweep.sweep import Watcher, sweep
+from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import SearchSummary, Trial
 from batchtune.twin.simulator.simulate import Device
+from tests.tune.tune_fakes import heard
 from tests.twin.simulated_fleet import true_capacities, true_capacity
 
 WITHIN = 0.05
@@ -127,7 +128,7 @@ def swept(scenario: Scenario, *, show: bool) -> tuple[list[Trial], SearchSummary
             scenario,
             target,
             fleet,
-            watcher=Watcher(on_summary=summaries.append),
+            on_event=heard(on_summary=summaries.append),
             guard=HostGuard(),
             client_max_rps=lambda requests: calibrate(fleet, requests),
         )

@@ -36,7 +36,7 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench
 from batchtune.tune.search.contenders import Contenders
-from batchtune.tune.sweep.sweep import OneServer, Watcher, sweep_nodes
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import out_of_memory
 from tests.server.server_process import free_ports
 from tests.tune.tune_fakes import FakeClock, FakeTarget
@@ -297,10 +297,7 @@ def sweep(
     target = VirtualTarget(clock, apply_s=0.05)
     fleet = VirtualFleet(target, seed=seed, slower_sd=slower_sd)
     bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
-    trials = [
-        done.trial
-        for done in sweep_nodes(scenario, lambda _report: OneServer(bench), watcher=Watcher(), now_s=clock)
-    ]
+    trials = [done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=clock)]
     answer = recommend(trials, scenario=scenario, search=None)
     stated = 0.0 if answer.capacity is None else answer.capacity.likely_rps
     ran_out = sum(out_of_memory(trial) is not None for trial in trials)

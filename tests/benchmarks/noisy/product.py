@@ -14,13 +14,14 @@ from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
-from batchtune.tune.sweep.sweep import OneServer, Watcher, sweep_nodes
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.pace import proposed, tried_pace
 from batchtune.tune.trials.trial import SearchSummary, Trial
 from tests.benchmarks.noisy.devices import CPUS, DELAY_S, SimulatedDevice
 from tests.benchmarks.noisy.hosts import Guard, VirtualClock
 from tests.benchmarks.noisy.judge import Answered, Tried
 from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
+from tests.tune.tune_fakes import heard
 
 ANSWERED_RATIO = 0.97
 """Of the rate, that a run which held it answered."""
@@ -77,10 +78,10 @@ def answer(
         guard=guard,  # type: ignore[arg-type]
         client_max_rps=None if most_rps is None else lambda _requests: most_rps,
     )
-    watcher = Watcher(on_summary=summaries.append)
+    on_event = heard(on_summary=summaries.append)
     trials = [
         done.trial
-        for done in sweep_nodes(scenario, lambda _report: OneServer(bench), watcher=watcher, now_s=clock)
+        for done in sweep_nodes(scenario, lambda _report: OneServer(bench), on_event=on_event, now_s=clock)
     ]
     return trials, recommend(trials, scenario=scenario, search=summaries[0] if summaries else None)
 

@@ -12,7 +12,7 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.server.emulated_llm import Device
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench
-from batchtune.tune.sweep.sweep import OneServer, Watcher, sweep_nodes
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial, out_of_memory
 from tests.benchmarks.llm import virtual_llm
 from tests.benchmarks.llm.virtual_llm import SCENARIO, VirtualFleet, VirtualTarget, exact_rps, limits_of
@@ -38,10 +38,7 @@ def sweep(*overrides: str) -> tuple[list[Trial], object]:
     target = VirtualTarget(clock)
     fleet = VirtualFleet(target, seed=3, slower_sd=0.0)
     bench = Bench(scenario, target, fleet, on_live=lambda *_: None, now_s=clock, sleep=clock.sleep)
-    trials = [
-        done.trial
-        for done in sweep_nodes(scenario, lambda _report: OneServer(bench), watcher=Watcher(), now_s=clock)
-    ]
+    trials = [done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=clock)]
     answer = recommend(trials, scenario=scenario, search=None)
     assert answer.capacity is not None
     exact = exact_rps(answer.configuration, scenario)

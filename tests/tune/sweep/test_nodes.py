@@ -12,10 +12,10 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
 from batchtune.tune.sweep.ray_nodes import NodeBenches
-from batchtune.tune.sweep.sweep import Watcher, sweep_nodes
+from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest
 from tests.tune.node_fakes import FakeNodes
-from tests.tune.tune_fakes import Law, planted, scenario_of
+from tests.tune.tune_fakes import Law, heard, planted, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16, 32], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1]}
 SEARCH = {"strategy": "guided", "budget": {"time": "30s"}, "space": SPACE}
@@ -29,9 +29,9 @@ def alike(count: int) -> dict[str, Law]:
 
 def swept(scenario, laws, *, finished=(), **target):
     nodes, summaries = FakeNodes(scenario, laws, **target), []
-    watcher = Watcher(on_summary=summaries.append)
+    on_event = heard(on_summary=summaries.append)
     found = sweep_nodes(
-        scenario, lambda _report: nodes, finished=finished, watcher=watcher, now_s=nodes.now_s
+        scenario, lambda _report: nodes, finished=finished, on_event=on_event, now_s=nodes.now_s
     )
     return [one.trial for one in found], nodes, summaries[0]
 

@@ -8,10 +8,11 @@ import pytest
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.sweep.sweep import Watcher, sweep
+from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.pace import usual_budget_s
 from batchtune.tune.trials.trial import TrialRequest
 from batchtune.twin.simulator.simulate import Device
+from tests.tune.tune_fakes import heard
 from tests.twin.simulated_fleet import simulated_server
 
 SPEEDS = {
@@ -61,9 +62,9 @@ def test_the_default_sweep_ends_with_a_recommendation_at_any_speed(speed, object
     asked = scenario(objective, *SPEEDS[speed])
     clock, target, fleet = simulated_server(device(*SPEEDS[speed]), noise=0.01)
     told, plans = [], []
-    watcher = Watcher(on_summary=told.append, on_plan=plans.append)
+    on_event = heard(on_summary=told.append, on_plan=plans.append)
     started_s = clock()
-    trials = [done.trial for done in sweep(asked, target, fleet, watcher=watcher, now_s=clock)]
+    trials = [done.trial for done in sweep(asked, target, fleet, on_event=on_event, now_s=clock)]
     chosen = recommend(trials, scenario=asked, search=told[0])
     assert chosen.throughput_rps.value > 0.0
     assert not any(trial.state == "failed" for trial in trials)

@@ -13,9 +13,9 @@ from batchtune.report.findings import text_of
 from batchtune.report.words import confidence_sentence
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
-from batchtune.tune.sweep.sweep import FAILURES_MAX, PHASES, SweepProgress, Watcher, sweep
+from batchtune.tune.sweep.sweep import FAILURES_MAX, PHASES, SweepProgress, sweep
 from batchtune.tune.trials.trial import NO_CANDIDATES, REPEATS, SearchSummary, Trial
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, planted, scenario_of
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, heard, planted, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16, 64], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1, 2]}
 LOADS = {
@@ -31,11 +31,16 @@ def asked(objective: str = "throughput", *, time: str = "40s", **search):
     )
 
 
-def run(scenario, *, law=None, finished=(), watcher=None, **target_options) -> list[Trial]:
+def run(scenario, *, law=None, finished=(), on_event=None, **target_options) -> list[Trial]:
     clock = FakeClock()
     target = FakeTarget(clock, law=law or Law(noise=0.01), **target_options)
     found = sweep(
-        scenario, target, FakeFleet(target), finished=finished, watcher=watcher or Watcher(), now_s=clock
+        scenario,
+        target,
+        FakeFleet(target),
+        finished=finished,
+        on_event=on_event or (lambda _event: None),
+        now_s=clock,
     )
     return [one.trial for one in found]
 
@@ -176,7 +181,7 @@ def test_six_failures_under_load_in_a_row_end_a_search_that_had_worked():
         asked(),
         dies_under=lambda configuration: configuration.batching is not None,
         dies_with="the server exited with 1",
-        watcher=Watcher(on_summary=said.append),
+        on_event=heard(on_summary=said.append),
     )
     assert sum(one.state == "failed" for one in trials) == 2 * FAILURES_MAX
     assert [one.stop_reason.code for one in said] == ["trials_failed"]
@@ -191,7 +196,7 @@ def test_refused_configurations_do_not_end_the_search_and_are_named_in_the_answe
 
     scenario = asked(objective, time="60s")
     said: list[SearchSummary] = []
-    trials = run(scenario, refuses=refuses, watcher=Watcher(on_summary=said.append))
+    trials = run(scenario, refuses=refuses, on_event=heard(on_summary=said.append))
     refused = [one.configuration for one in trials if one.is_refused]
     assert len(refused) == len(set(refused)) > 2 * FAILURES_MAX
     assert "trials_failed" not in {one.stop_reason.code for one in said}
@@ -219,7 +224,7 @@ def test_a_configuration_that_worked_and_is_refused_later_counts_as_a_failure_of
         target,
         FakeFleet(target),
         now_s=clock,
-        watcher=Watcher(on_summary=said.append),
+        on_event=heard(on_summary=said.append),
     )
     trials = [one.trial for one in found]
     assert sum(one.state == "failed" for one in trials) < 20
@@ -262,7 +267,7 @@ def test_a_running_server_that_ended_ends_the_sweep_and_leaves_its_answer_open()
         raise ServerGoneError("the server has ended")
 
     with pytest.raises(ServerGoneError):
-        run(asked(), refuses=gone, finished=whole[:8], watcher=Watcher(on_summary=said.append))
+        run(asked(), refuses=gone, finished=whole[:8], on_event=heard(on_summary=said.append))
     assert [one.stop_reason for one in said] == [coded("server_gone")]
     answer = recommend(whole, scenario=asked(), search=said[0])
     assert answer.lost_server
@@ -275,7 +280,7 @@ def test_an_interrupt_passes_through_and_everything_measured_stays():
     target = FakeTarget(clock)
     said = []
     fleet = FakeFleet(target, interrupt_after=5)
-    running = sweep(asked(), target, fleet, now_s=clock, watcher=Watcher(on_summary=said.append))
+    running = sweep(asked(), target, fleet, now_s=clock, on_event=heard(on_summary=said.append))
     kept = [next(running).trial for _ in range(5)]
     with pytest.raises(KeyboardInterrupt):
         next(running)
@@ -303,20 +308,20 @@ def test_what_a_sweep_thought_between_its_trials_counts_once_when_it_is_resumed(
     def think(progress: SweepProgress) -> None:
         clock.sleep(1.0 if progress.live is None else 0.0)
 
-    running = sweep(asked(), target, FakeFleet(target), watcher=Watcher(on_progress=think), now_s=clock)
+    running = sweep(asked(), target, FakeFleet(target), on_event=heard(on_progress=think), now_s=clock)
     whole = [one.trial for one in running]
     spent_s = sum(one.seconds for one in whole) + len(whole)
     assert whole[-1].elapsed_s == pytest.approx(spent_s)
     assert Trial.from_dict(whole[0].to_dict()).elapsed_s == whole[0].elapsed_s
     seen: list[SweepProgress] = []
-    run(asked(), finished=whole[:5], watcher=Watcher(on_progress=seen.append))
+    run(asked(), finished=whole[:5], on_event=heard(on_progress=seen.append))
     assert seen[0].elapsed_s == pytest.approx(whole[4].elapsed_s)
 
 
 def test_progress_tells_phase_budget_and_the_best_so_far():
     seen: list[SweepProgress] = []
     plans: list[Coded] = []
-    trials = run(asked(), watcher=Watcher(on_progress=seen.append, on_plan=plans.append))
+    trials = run(asked(), on_event=heard(on_progress=seen.append, on_plan=plans.append))
     assert [one.phase for one in seen if one.phase == "scouting"]
     assert tuple(dict.fromkeys(one.phase for one in seen)) == PHASES
     assert seen[0].best is None
@@ -330,7 +335,7 @@ def test_the_summary_is_handed_over_even_when_the_sweep_is_broken_off():
     told = []
     clock = FakeClock()
     target = FakeTarget(clock)
-    running = sweep(asked(), target, FakeFleet(target), watcher=Watcher(on_summary=told.append), now_s=clock)
+    running = sweep(asked(), target, FakeFleet(target), on_event=heard(on_summary=told.append), now_s=clock)
     for _ in range(5):
         next(running)
     running.close()

@@ -10,11 +10,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import typer
-from typer.core import TyperGroup
 
 from batchtune.cli.arguments.options import examples
 from batchtune.cli.command_line import commands
@@ -41,21 +40,16 @@ REMOVED: Final[Mapping[str, str]] = {
 """Options that earlier versions had, by command and name, each with what to do instead."""
 
 
-class Commands(TyperGroup):
-    """The group of all commands; an option that an earlier version had is refused with a hint at its
-    replacement."""
+def refuse_removed(words: Sequence[str]) -> None:
+    """Check the words after `batchtune`, the command's name first.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after `batchtune`, the command's name first.
-
-        Raises:
-            UsageError: an option that no longer exists; the hint says what to use.
-        """
-        for word in args[1:]:
-            hint = REMOVED.get(f"{args[0]} {(option := word.partition('=')[0])}")
-            if hint is not None:
-                raise UsageError(f"{option}: this option of {args[0]} no longer exists", hint=hint)
-        return super().parse_args(ctx, args)
+    Raises:
+        UsageError: an option that no longer exists; the hint says what to use.
+    """
+    for word in words[1:]:
+        hint = REMOVED.get(f"{words[0]} {(option := word.partition('=')[0])}")
+        if hint is not None:
+            raise UsageError(f"{option}: this option of {words[0]} no longer exists", hint=hint)
 
 
 def _end(code: int | None, **_options: object) -> None:
@@ -65,7 +59,6 @@ def _end(code: int | None, **_options: object) -> None:
 
 app = typer.Typer(
     name="batchtune",
-    cls=Commands,
     result_callback=_end,
     help="Find the best batching parameters for a model server, with reason and confidence.",
     epilog=examples("init --example quickstart", "sweep quickstart.yaml", "recommend --slo-p95 20ms"),
@@ -169,7 +162,7 @@ def main() -> NoReturn:
     hear_interrupts()
     guard()
     try:
-        code = _exit_code(app)
+        code = _exit_code(lambda: refuse_removed(sys.argv[1:])) or _exit_code(app)
         code = _exit_code(sys.stdout.flush) or code
     except ReaderGoneError:
         end_by_sigpipe()

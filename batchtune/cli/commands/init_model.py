@@ -60,12 +60,9 @@ def run_init(name: str | None, *, output: Path | None) -> int:
         return 0
     example = read_example(name)
     path = output or Path(f"{example.name}.yaml")
-    if path == Path("-"):
-        print(example.text_for(f"{example.name}.yaml"), end="")
-        return 0
-    write_new(path, example.text_for(shlex.quote(str(path))), said=example.question)
-    print(f"next: batchtune {example.command} {shlex.quote(str(path))}", file=sys.stderr)
-    return 0
+    file = f"{example.name}.yaml" if path == Path("-") else shlex.quote(str(path))
+    step = f"batchtune {example.command} {file}"
+    return _written(example.text_for(file), path, said=example.question, step=step)
 
 
 def run_init_server(server: str, app: str | None, wanted: LoadRequest, *, write: Path | None) -> int:
@@ -102,7 +99,7 @@ def _asked_document(text: str, wanted: LoadRequest, *, source: str) -> dict[str,
     }
 
 
-def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") -> None:
+def write_new(path: Path, text: str, *, said: str) -> None:
     """Write a file that does not exist yet, and print its path with `said`, a description of it.
 
     Raises:
@@ -120,12 +117,14 @@ def write_new(path: Path, text: str, *, said: str = "a scenario to begin with") 
     print(f"{path}: {said}")
 
 
-def _written(text: str, write: Path | None, *, command: str = "sweep") -> int:
+def _written(text: str, write: Path | None, *, step: str = "", said: str = "a scenario to begin with") -> int:
+    """Write a new file, and print the next step, None: a sweep of it; to stdout where there is no file. Returns the
+    exit code, 0."""
     if write is None or write == Path("-"):
         print(text, end="")
         return 0
-    write_new(write, text)
-    print(f"next: batchtune {command} {shlex.quote(str(write))}", file=sys.stderr)
+    write_new(write, text, said=said)
+    print(f"next: {step or f'batchtune sweep {shlex.quote(str(write))}'}", file=sys.stderr)
     return 0
 
 
@@ -179,11 +178,11 @@ def run_init_model(argument: str, wanted: LoadRequest, *, write: Path | None, ch
         text = yaml.safe_dump(language_model, sort_keys=False)
         language_model = _asked_document(text, wanted, source=argument)
         text = _language_model_text(language_model, argument, write, guessed=not wanted.overrides)
-        return _written(text, write, command="load")
+        return _written(text, write, step=f"batchtune load {shlex.quote(str(write))}")
     if kind == "address" and (url := http_app_at(argument)) is not None:
         file = "" if write in (None, Path("-")) else shlex.quote(str(write))
         text = _asked_text(http_app_scenario(url, file), wanted, source=argument)
-        return _written(text, write, command="load")
+        return _written(text, write, step=f"batchtune load {shlex.quote(str(write))}")
     write = None if check or write == Path("-") else write
     if write is not None:
         _refuse_unwritable(write)
@@ -205,7 +204,7 @@ def run_init_model(argument: str, wanted: LoadRequest, *, write: Path | None, ch
     if write is None:
         print(text, end="")
     else:
-        write_new(write, text)
+        write_new(write, text, said="a scenario to begin with")
     with sweep_view(quiet=wanted.quiet) as view:
         host = watch_host(lambda _windows: None)
         view.event(f"this machine: {host.text}" + (f"; {host.advice}" if host.advice else ""))
@@ -354,22 +353,17 @@ def run_init_ci(host: Host, scenario: str | None, *, output: Path | None) -> int
             "the extra that the model needs: batchtune[tensorflow], batchtune[onnx] or batchtune[torch]",
             file=sys.stderr,
         )
-    if output == Path("-"):
-        print(text, end="")
-        return 0
     target = output or Path(JOB_FILES[host])
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
     said = f"checks every change by {path}, usually in about {rounded_duration(usual_s)} of measuring"
-    write_new(target, text, said=said)
     where = shlex.quote(str(path))
     step = f"git add {shlex.quote(str(target))} {where}"
     if Path(model).exists():  # a check of the model against itself
         step = f"batchtune check {where} --candidate-model {shlex.quote(model)}"
-    print(f"next: {step}", file=sys.stderr)
-    return 0
+    return _written(text, target, said=said, step=step)
 
 
 def _require_launched(path: Path) -> None:

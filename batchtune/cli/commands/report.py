@@ -10,7 +10,7 @@ from batchtune.archive.listing import kind_by_trials, runs_under
 from batchtune.archive.run import Run
 from batchtune.archive.table import trial_table
 from batchtune.cli.commands.run_recommend import deploying, to_establish
-from batchtune.cli.session import asked_run
+from batchtune.cli.session import asked_run, kept_trials
 from batchtune.errors import ArchiveError, BatchtuneError, UsageError
 from batchtune.report.html.check_page import check_document
 from batchtune.report.html.comparison_page import comparison_document
@@ -41,9 +41,7 @@ def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, resu
         UsageError: `sort` names no column.
     """
     run = asked_run(path, results=results)
-    table = trial_table(run.ledger())
-    for note in run.notes:
-        print(f"note: {note}", file=sys.stderr)
+    table = trial_table(kept_trials(run))
     print_trials(table, sort=sort, output=output, lower_is_better=run.scenario().objective == "latency")
     return 0
 

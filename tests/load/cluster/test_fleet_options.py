@@ -13,6 +13,7 @@ from batchtune.cli.app import app
 from batchtune.errors import UsageError
 from batchtune.load.cluster import cluster_fleet
 from batchtune.target.process import ServerProcess
+from tests.cli.in_process import answered
 from tests.cli.test_cli import EMULATED
 
 SCENARIO = """\
@@ -84,6 +85,8 @@ def test_workers_without_a_cluster_are_refused(scenario: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_options_of_before_say_what_to_write(command: str, scenario: Path) -> None:
-    error = invoke(command, scenario, "--fleet=auto")
-    assert isinstance(error, UsageError)
-    assert (error.exit_code, error.hint) == (2, "use --set load.fleet.ray=ADDRESS")
+    done = answered(command, scenario, "--fleet=auto", cwd=scenario.parent)
+    words = (
+        f"error: --fleet: this option of {command} no longer exists\nhint: use --set load.fleet.ray=ADDRESS\n"
+    )
+    assert (done.returncode, done.stderr) == (2, words)

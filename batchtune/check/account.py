@@ -12,12 +12,19 @@ from typing import Any, Final, Literal
 
 from batchtune.archive.run import CHECK
 from batchtune.check.gate import ERROR_RATE, Finding, Gate
-from batchtune.check.paired_check import CHECK_VERSION, Conclusion
-from batchtune.errors import INTERRUPTED, ArchiveError, TargetError
+from batchtune.errors import (
+    INTERRUPTED,
+    ArchiveError,
+    BaselineError,
+    InconclusiveError,
+    MeasurementInvalidError,
+    NoFeasibleConfigurationError,
+    TargetError,
+)
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.plain_values import as_text, from_plain, to_plain
+from batchtune.plain_values import Coded, as_text, from_plain, to_plain
 from batchtune.tune.compare.result import runs_of
 from batchtune.tune.trials.trial import Trial
 
@@ -176,35 +183,81 @@ def _noisy_share(runs: Sequence[Measurement]) -> float:
     return noisy / len(runs) if runs else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The result of one check, as it is saved and printed: verdict, cause of a change, what was compared.
+CHECK_VERSION = 1
 
-    `baseline` and `candidate`: names of the two sides. `attribution`: where a change comes from; None without
-    a change or without figures that say. `seconds`: how long the check took. `run`: folder that keeps the
-    runs. `note`: what to know before believing the verdict, "" for nothing. `stored`: the baseline's figures
-    are from a file, measured at another time, so that no error rate holds.
+Verdict = Literal["REGRESSED", "OK", "IMPROVED", "INCONCLUSIVE", "INVALID", "INCOMPARABLE", "SLO MISSED"]
+REGRESSION_EXIT_CODE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """The result of a check: its verdict, and, once it is told, what was compared.
+
+    `blocks`, `fresh_blocks`: how many blocks the screen and the confirmation took (0: no confirmation);
+    `blocks_max`: the most for each of the two. `reason`: why the verdict is INVALID, INCOMPARABLE or SLO
+    MISSED, or that the check was `interrupted`; None for any other verdict. `target_failed`: a server failed.
+    `confirms`: what the screen flags is measured again before the check fails. `baseline` and `candidate`: names of the
+    two sides. `attribution`: where a change comes from; None without a change or without figures that say. `seconds`:
+    how long the check took. `run`: folder that keeps the runs. `note`: what to know before believing the verdict, ""
+    for nothing. `stored`: the baseline's figures are from a file, of another time, so that no error rate holds.
     """
 
-    scenario: str
-    baseline: str
-    candidate: str
-    conclusion: Conclusion
-    attribution: Attribution | None
-    seconds: float
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    blocks: int
+    fresh_blocks: int
+    blocks_max: int
+    reason: Coded | None = None
+    target_failed: bool = False
+    error_rate: float = ERROR_RATE
+    confirms: bool = True
+    interrupted: bool = False
+    scenario: str = ""
+    baseline: str = ""
+    candidate: str = ""
+    attribution: Attribution | None = None
+    seconds: float = 0.0
     run: str | None = None
     note: str = ""
     stored: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return values that JSON takes: those of `Conclusion.to_dict` and the account's own.
+    @property
+    def is_void(self) -> bool:
+        """Whether the figures say nothing about the servers, or are of another workload."""
+        return self.verdict in ("INVALID", "INCOMPARABLE")
 
-        `error_rate` is null where the baseline was stored.
-        """
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the check for its verdict, from the list in README.md."""
+        match self.verdict:
+            case "OK" | "IMPROVED":
+                return 0
+            case "REGRESSED":
+                return REGRESSION_EXIT_CODE
+            case "INCONCLUSIVE":
+                return INTERRUPTED if self.interrupted else InconclusiveError.exit_code
+            case "INVALID":
+                return (TargetError if self.target_failed else MeasurementInvalidError).exit_code
+            case "INCOMPARABLE":
+                return BaselineError.exit_code
+            case "SLO MISSED":
+                return NoFeasibleConfigurationError.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values that JSON takes, with the schema version and the exit code; `error_rate` is null where the
+        baseline was stored."""
         return {
-            **self.conclusion.to_dict(),
             "schema_version": CHECK_VERSION,
-            "error_rate": None if self.stored else self.conclusion.error_rate,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "reason": "" if self.reason is None else to_plain(self.reason),
+            "error_rate": None if self.stored else self.error_rate,
+            "confirms": self.confirms,
+            "target_failed": self.target_failed,
+            "blocks": self.blocks,
+            "fresh_blocks": self.fresh_blocks,
+            "blocks_max": self.blocks_max,
+            "gates": to_plain(self.findings),
             "scenario": self.scenario,
             "baseline": self.baseline,
             "candidate": self.candidate,
@@ -247,7 +300,7 @@ def attributed(
 # Read again from the folder of a run.
 
 
-def read_account(run: Path) -> Account:
+def read_account(run: Path) -> Conclusion:
     """Read the account that a check saved in the folder of its run.
 
     Raises:
@@ -265,8 +318,8 @@ def read_account(run: Path) -> Account:
         raise ArchiveError(f"{path}: not a whole check: {error!r}") from error
 
 
-def account_from(document: Mapping[str, Any]) -> Account:
-    """Make an account from what `Account.to_dict` returned; keys that older versions did not write get their
+def account_from(document: Mapping[str, Any]) -> Conclusion:
+    """Make an account from what `Conclusion.to_dict` returned; keys that older versions did not write get their
     defaults.
 
     Raises:
@@ -274,7 +327,7 @@ def account_from(document: Mapping[str, Any]) -> Account:
     """
     stored = document["error_rate"] is None
     attribution = document["attribution"]
-    conclusion = Conclusion(
+    return Conclusion(
         verdict=document["verdict"],
         findings=tuple(_finding(gate) for gate in document["gates"]),
         blocks=int(document["blocks"]),
@@ -285,12 +338,9 @@ def account_from(document: Mapping[str, Any]) -> Account:
         error_rate=ERROR_RATE if stored else float(document["error_rate"]),
         confirms=bool(document.get("confirms", True)),
         interrupted=document["exit_code"] == INTERRUPTED,
-    )
-    return Account(
         scenario=str(document["scenario"]),
         baseline=str(document["baseline"]),
         candidate=str(document["candidate"]),
-        conclusion=conclusion,
         attribution=None if attribution is None else from_plain(Attribution, attribution),
         seconds=float(document["seconds"]),
         run=document["run"],

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchtune.check.account import Account
+from batchtune.check.account import Conclusion
 from batchtune.check.gate import figure_name
 from batchtune.errors import ArchiveError
 from batchtune.scenario.spec.scenario import Scenario
@@ -146,7 +146,7 @@ def _same_files(before: Path, after: Path) -> bool:
 
 
 def history_line(
-    account: Account, provenance: Mapping[str, Any], *, commit: str | None = None, unchanged: bool = False
+    account: Conclusion, provenance: Mapping[str, Any], *, commit: str | None = None, unchanged: bool = False
 ) -> dict[str, Any]:
     """Make the line that a check adds to the history: figures of both sides, verdict, host, commit.
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+from batchtune.check.account import Conclusion, Verdict
 from batchtune.check.gate import (
     ERROR_RATE,
     RANK_FIRST,
@@ -27,16 +28,8 @@ from batchtune.check.gate import (
     looks_up_to,
     planned_looks,
 )
-from batchtune.errors import (
-    INTERRUPTED,
-    BaselineError,
-    InconclusiveError,
-    MeasurementInvalidError,
-    NoFeasibleConfigurationError,
-    TargetError,
-)
 from batchtune.measure.measurement import Measurement
-from batchtune.plain_values import Coded, coded, to_plain
+from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX, METRICS, Metric
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.compare.blocks import Variant, paired_arms
@@ -139,11 +132,7 @@ def _per_request(measured: Measurement, seconds: float | None) -> float:
     return seconds / requests if requests else math.nan
 
 
-CHECK_VERSION = 1
-
 Phase = Literal["screen", "confirmation"]
-Verdict = Literal["REGRESSED", "OK", "IMPROVED", "INCONCLUSIVE", "INVALID", "INCOMPARABLE", "SLO MISSED"]
-REGRESSION_EXIT_CODE = 1
 
 Measure = Callable[[Phase, int, Collection[Gate]], Sequence[BlockFigures]]
 """Measures until a phase has the given number of blocks, and returns all blocks of that phase.
@@ -151,66 +140,6 @@ Measure = Callable[[Phase, int, Collection[Gate]], Sequence[BlockFigures]]
 Called with (phase, blocks, gates): only what these gates need is measured. Fewer blocks come back where they
 could not be measured.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
-    """The result of a check.
-
-    `blocks`, `fresh_blocks`: how many blocks the screen and the confirmation took (0: no confirmation);
-    `blocks_max`: the most for each of the two. `reason`: why the verdict is INVALID, INCOMPARABLE or SLO
-    MISSED, or that the check was `interrupted`; None for any other verdict. `target_failed`: a server failed.
-    `confirms`: what the screen flags is measured again before the check fails.
-    """
-
-    verdict: Verdict
-    findings: tuple[Finding, ...]
-    blocks: int
-    fresh_blocks: int
-    blocks_max: int
-    reason: Coded | None = None
-    target_failed: bool = False
-    error_rate: float = ERROR_RATE
-    confirms: bool = True
-    interrupted: bool = False
-
-    @property
-    def is_void(self) -> bool:
-        """Whether the figures say nothing about the servers, or are of another workload."""
-        return self.verdict in ("INVALID", "INCOMPARABLE")
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the check for its verdict, from the list in README.md."""
-        match self.verdict:
-            case "OK" | "IMPROVED":
-                return 0
-            case "REGRESSED":
-                return REGRESSION_EXIT_CODE
-            case "INCONCLUSIVE":
-                return INTERRUPTED if self.interrupted else InconclusiveError.exit_code
-            case "INVALID":
-                return (TargetError if self.target_failed else MeasurementInvalidError).exit_code
-            case "INCOMPARABLE":
-                return BaselineError.exit_code
-            case "SLO MISSED":
-                return NoFeasibleConfigurationError.exit_code
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return values that JSON takes, with the schema version and the exit code."""
-        return {
-            "schema_version": CHECK_VERSION,
-            "verdict": self.verdict,
-            "exit_code": self.exit_code,
-            "reason": "" if self.reason is None else to_plain(self.reason),
-            "error_rate": self.error_rate,
-            "confirms": self.confirms,
-            "target_failed": self.target_failed,
-            "blocks": self.blocks,
-            "fresh_blocks": self.fresh_blocks,
-            "blocks_max": self.blocks_max,
-            "gates": [finding.to_dict() for finding in self.findings],
-        }
 
 
 def run_check(

@@ -16,8 +16,7 @@ from batchtune.scenario.spec.check import CHECK_BLOCKS_MOST
 from batchtune.units import counted, percentage, rounded, rounded_duration, signed_percent
 
 if TYPE_CHECKING:
-    from batchtune.check.account import Account
-    from batchtune.check.paired_check import Conclusion
+    from batchtune.check.account import Conclusion
 
 
 UNITS: Final = {
@@ -51,11 +50,11 @@ def unit_of(figure: str) -> tuple[str, float]:
     return f"{model}: {title}" if model else title, scale
 
 
-def print_check(account: Account) -> None:
+def print_check(account: Conclusion) -> None:
     """Print a check: verdict, a row for each gate, where a change comes from, what to do next. With one model
     ≤ 15 lines."""
     print_text(headline(account), indent="      ")
-    if account.conclusion.findings:
+    if account.findings:
         print_rows(gate_table(account))
     print_text(
         *(f"{label:<6}{text}" for label, text in closing(account)),
@@ -64,21 +63,20 @@ def print_check(account: Account) -> None:
     )
 
 
-def headline(account: Account) -> str:
+def headline(account: Conclusion) -> str:
     """Return verdict and outcome: `REGRESSED  candidate against baseline: throughput −4.9 % (margin 2 %)`."""
-    return f"{account.conclusion.verdict}  {outcome(account)}"
+    return f"{account.verdict}  {outcome(account)}"
 
 
-def outcome(account: Account) -> str:
+def outcome(account: Conclusion) -> str:
     """Return what was compared and what was found: `candidate against baseline: throughput −4.9 % (margin 2
     %)`."""
-    conclusion = account.conclusion
     head = f"{account.candidate} against {account.baseline}"
-    if conclusion.reason is not None:
-        return f"{head}: {text_of(conclusion.reason)}"
-    texts = [finding_text(finding) for finding in _telling(conclusion)]
-    if conclusion.verdict == "INCONCLUSIVE":
-        texts += [f"{name} was asked for and not measured" for name in _asked_in_vain(conclusion)]
+    if account.reason is not None:
+        return f"{head}: {text_of(account.reason)}"
+    texts = [finding_text(finding) for finding in _telling(account)]
+    if account.verdict == "INCONCLUSIVE":
+        texts += [f"{name} was asked for and not measured" for name in _asked_in_vain(account)]
         texts = texts or ["no figure was measured"]
     return f"{head}: {'; '.join(texts) or 'nothing got worse by its margin'}"
 
@@ -89,26 +87,23 @@ def finding_text(finding: Finding) -> str:
     return f"{finding.gate.name} {change_text(finding, ends=False)} (margin {margin})"
 
 
-def gate_table(account: Account) -> list[list[str]]:
+def gate_table(account: Conclusion) -> list[list[str]]:
     """Return a table, headings first, with a row for each gate; empty where no gate was judged.
 
     The sides have their medians; the change is the median over pairs of runs, which is not the ratio of the two.
     """
-    conclusion = account.conclusion
-    all_of_a_phase = (conclusion.blocks, conclusion.fresh_blocks)
+    all_of_a_phase = (account.blocks, account.fresh_blocks)
     sides = (account.baseline, account.candidate)
     headings = ["figure", *sides, "median change of pairs [interval]", "margin", "verdict"]
-    rows = [
-        _row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in conclusion.findings
-    ]
+    rows = [_row(finding, tells_blocks=finding.blocks not in all_of_a_phase) for finding in account.findings]
     return [headings, *rows] if rows else []
 
 
-def closing(account: Account) -> list[tuple[str, str]]:
+def closing(account: Conclusion) -> list[tuple[str, str]]:
     """Return the last lines of a check as (label, text): Why, Test, Next, Note; those without a text are left
     out."""
-    conclusion, attribution = account.conclusion, account.attribution
-    is_tested = conclusion.findings and not (conclusion.is_void or conclusion.interrupted)
+    attribution = account.attribution
+    is_tested = account.findings and not (account.is_void or account.interrupted)
     lines = {
         "Why": "" if attribution is None else f"{attribution_text(attribution)}.",
         "Test": test_text(account) if is_tested else "",
@@ -118,19 +113,16 @@ def closing(account: Account) -> list[tuple[str, str]]:
     return [(label, text) for label, text in lines.items() if text]
 
 
-def test_text(account: Account) -> str:
+def test_text(account: Conclusion) -> str:
     """Return how many blocks were measured, and with which error rate; none is stated for a stored baseline."""
-    conclusion = account.conclusion
-    open_ = any(finding.state == "open" and finding.blocks for finding in conclusion.findings)
+    open_ = any(finding.state == "open" and finding.blocks for finding in account.findings)
     undecided = " Undecided: the interval contains the margin." if open_ else ""
-    rate = f"{rounded(conclusion.error_rate * 100)} %"
+    rate = f"{rounded(account.error_rate * 100)} %"
     rare = f"A check of two equal servers fails in at most {rate} of cases.{undecided}"
-    if not conclusion.confirms:
-        return f"{counted(conclusion.blocks, 'block')}, judged once. {rare}"
-    fresh = (
-        f", then {counted(conclusion.fresh_blocks, 'confirmation block')}" if conclusion.fresh_blocks else ""
-    )
-    blocks = f"{counted(conclusion.blocks, 'block')} ({conclusion.blocks_max} at most){fresh}; "
+    if not account.confirms:
+        return f"{counted(account.blocks, 'block')}, judged once. {rare}"
+    fresh = f", then {counted(account.fresh_blocks, 'confirmation block')}" if account.fresh_blocks else ""
+    blocks = f"{counted(account.blocks, 'block')} ({account.blocks_max} at most){fresh}; "
     blocks += f"{rounded_duration(account.seconds)}. "
     if account.stored:
         return f"{blocks}Runs of two sessions: the margins allow for their differences; the error rate is not known."
@@ -165,8 +157,8 @@ def _part_text(part: Part) -> str:
     )
 
 
-def account_document(account: Account) -> dict[str, Any]:
-    """Return a check for --json and check.json: `Account.to_dict` with its findings as sentences."""
+def account_document(account: Conclusion) -> dict[str, Any]:
+    """Return a check for --json and check.json: `Conclusion.to_dict` with its findings as sentences."""
     document: dict[str, Any] = worded(account.to_dict())
     if account.attribution is not None:
         document["attribution"]["text"] = attribution_text(account.attribution)
@@ -188,15 +180,14 @@ def limit_text(finding: LimitFinding) -> str:
     return f"{metric} {shown(figure.value)}{ends}: {least} {shown(finding.limit)}: {state}"
 
 
-def advice_text(account: Account) -> str:
+def advice_text(account: Conclusion) -> str:
     """Return what would decide an undecided check, or what follows from a regression; "" for nothing."""
-    conclusion = account.conclusion
-    match conclusion.verdict:
+    match account.verdict:
         case "REGRESSED":
             return "keep the baseline; find the cause, then check again"
         case "INCONCLUSIVE":
-            return "let it run to its end" if conclusion.interrupted else _settling(account)
-        case "INVALID" if not conclusion.target_failed:
+            return "let it run to its end" if account.interrupted else _settling(account)
+        case "INVALID" if not account.target_failed:
             return "a quiet machine, or more processes or CPUs for the client"
         case _:
             return ""
@@ -222,14 +213,13 @@ def change_text(finding: Finding, *, ends: bool = True) -> str:
     return f"{value} [{signed_percent(change.low)}, {signed_percent(change.high)}]"
 
 
-def _settling(account: Account) -> str:
+def _settling(account: Conclusion) -> str:
     """Return what may decide the gates that are undecided.
 
     --max-regress replaces all gates, so that the text names those that are decided too. A stored baseline has
     no more runs to compare with.
     """
-    conclusion = account.conclusion
-    measured = [finding for finding in conclusion.findings if finding.state != "not measured"]
+    measured = [finding for finding in account.findings if finding.state != "not measured"]
     widest: dict[str, float] = {}  # one margin for a figure of all models
     for finding in measured:
         metric = finding.gate.metric
@@ -240,8 +230,8 @@ def _settling(account: Account) -> str:
     if not any(finding.state == "open" for finding in measured):
         return f"ask only for what is measured here: --max-regress {margins}" if measured else ""
     ways = [] if account.stored else ["a longer load.duration"]
-    blocks = min(2 * conclusion.blocks_max, CHECK_BLOCKS_MOST)
-    if not account.stored and blocks > conclusion.blocks_max:
+    blocks = min(2 * account.blocks_max, CHECK_BLOCKS_MOST)
+    if not account.stored and blocks > account.blocks_max:
         ways.insert(0, f"--blocks {blocks}")
     return f"{', '.join([*ways, 'a quieter machine'])}, or wider margins: --max-regress {margins}"
 
@@ -272,17 +262,17 @@ def _state_text(finding: Finding) -> str:
     return f"{shown}: only the confirmation shows it" if only_once else shown
 
 
-def _telling(conclusion: Conclusion) -> Sequence[Finding]:
+def _telling(account: Conclusion) -> Sequence[Finding]:
     """Return the findings that make the verdict."""
-    state = {"REGRESSED": "regressed", "IMPROVED": "improved", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
-    return [finding for finding in conclusion.findings if finding.state == state]
+    state = {"REGRESSED": "regressed", "IMPROVED": "improved", "INCONCLUSIVE": "open"}.get(account.verdict)
+    return [finding for finding in account.findings if finding.state == state]
 
 
-def _asked_in_vain(conclusion: Conclusion) -> list[str]:
+def _asked_in_vain(account: Conclusion) -> list[str]:
     """Return the names of gates that the user asked for and no run measured."""
     return [
         finding.gate.name
-        for finding in conclusion.findings
+        for finding in account.findings
         if finding.state == "not measured" and not finding.gate.is_default
     ]
 

@@ -19,19 +19,18 @@ from batchtune.check.gate import margin_text
 from batchtune.report import check_text, tables
 
 if TYPE_CHECKING:
-    from batchtune.check.account import Account
+    from batchtune.check.account import Conclusion
     from batchtune.check.gate import Finding
 
 
-def junit_xml(account: Account) -> str:
+def junit_xml(account: Conclusion) -> str:
     """Return a check as JUnit XML, a test case for each gate; a gate that is undecided or void is skipped.
 
     One more case represents the whole check where there is no gate, or the verdict is INVALID, INCOMPARABLE
     or SLO MISSED.
     """
-    cases = [_gate_case(account, finding) for finding in account.conclusion.findings]
-    conclusion = account.conclusion
-    if not cases or conclusion.verdict in ("INVALID", "INCOMPARABLE", "SLO MISSED"):
+    cases = [_gate_case(account, finding) for finding in account.findings]
+    if not cases or account.verdict in ("INVALID", "INCOMPARABLE", "SLO MISSED"):
         cases.append(_whole_case(account))
     suite = ET.Element(
         "testsuite",
@@ -49,10 +48,10 @@ def junit_xml(account: Account) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
 
 
-def markdown(account: Account) -> str:
+def markdown(account: Conclusion) -> str:
     """Return a check as Markdown, for a CI job's summary or a comment."""
     lines = [
-        f"### {account.conclusion.verdict}: `{account.scenario}`",
+        f"### {account.verdict}: `{account.scenario}`",
         "",
         _plain(check_text.outcome(account)),
         "",
@@ -63,16 +62,16 @@ def markdown(account: Account) -> str:
     return "\n".join(lines) + "\n"
 
 
-def comment(account: Account) -> str:
+def comment(account: Conclusion) -> str:
     """Return a check as Markdown after an HTML comment, by which a CI step finds the comment on a change that it is to
     update."""
     return f"<!-- batchtune:{re.sub(r'[^A-Za-z0-9._]+', '-', account.scenario)} -->\n{markdown(account)}"
 
 
-def github_annotations(account: Account, *, file: str) -> list[str]:
+def github_annotations(account: Conclusion, *, file: str) -> list[str]:
     """Return a check as GitHub workflow commands: warnings where it is INCONCLUSIVE, else errors; empty for OK and
     IMPROVED."""
-    verdict = account.conclusion.verdict
+    verdict = account.verdict
     if verdict in ("OK", "IMPROVED"):
         return []
     level = "warning" if verdict == "INCONCLUSIVE" else "error"
@@ -80,12 +79,10 @@ def github_annotations(account: Account, *, file: str) -> list[str]:
     return [f"::{level} {place}::{_message(text)}" for text in _messages(account).values()]
 
 
-def code_quality(account: Account, *, file: str) -> str:
+def code_quality(account: Conclusion, *, file: str) -> str:
     """Return a check as GitLab's code quality report in JSON: an issue for each figure that makes the verdict; an
     empty list for OK and IMPROVED."""
-    severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(
-        account.conclusion.verdict, "major"
-    )
+    severity = {"INCONCLUSIVE": "minor", "OK": "info", "IMPROVED": "info"}.get(account.verdict, "major")
     texts = {} if severity == "info" else _messages(account)
     issues = [
         {
@@ -100,19 +97,18 @@ def code_quality(account: Account, *, file: str) -> str:
     return json.dumps(issues, indent=2) + "\n"
 
 
-def _messages(account: Account) -> dict[str, str]:
+def _messages(account: Conclusion) -> dict[str, str]:
     """Return figure -> text for each figure that makes the verdict; where none does, verdict -> its text."""
-    conclusion = account.conclusion
-    state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(conclusion.verdict)
-    flagged = (finding for finding in conclusion.findings if finding.state == state)
+    state = {"REGRESSED": "regressed", "INCONCLUSIVE": "open"}.get(account.verdict)
+    flagged = (finding for finding in account.findings if finding.state == state)
     texts = {finding.gate.name: check_text.finding_text(finding) for finding in flagged}
     why = "" if account.attribution is None else f"; {check_text.attribution_text(account.attribution)}"
     return {name: f"{text}{why}" for name, text in texts.items()} or {
-        conclusion.verdict: check_text.headline(account)
+        account.verdict: check_text.headline(account)
     }
 
 
-def _gate_case(account: Account, finding: Finding) -> ET.Element:
+def _gate_case(account: Conclusion, finding: Finding) -> ET.Element:
     """Return the test case of one gate."""
     case = ET.Element(
         "testcase", name=finding.gate.name, classname=_xml(f"batchtune.{account.scenario}"), time="0"
@@ -121,7 +117,7 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
         f"{account.candidate} against {account.baseline}: {finding.gate.name} {check_text.change_text(finding)}, "
         f"margin {margin_text(finding.gate, finding.margin)}"
     )
-    if account.conclusion.is_void:
+    if account.is_void:
         ET.SubElement(case, "skipped", message=f"void: {text}")
     elif finding.state == "regressed":
         why = "" if account.attribution is None else f"\n{check_text.attribution_text(account.attribution)}"
@@ -135,9 +131,9 @@ def _gate_case(account: Account, finding: Finding) -> ET.Element:
     return case
 
 
-def _whole_case(account: Account) -> ET.Element:
+def _whole_case(account: Conclusion) -> ET.Element:
     """Return the test case of the whole check."""
-    verdict = account.conclusion.verdict
+    verdict = account.verdict
     case = ET.Element("testcase", name="check", classname=_xml(f"batchtune.{account.scenario}"), time="0")
     text = _xml(check_text.headline(account))
     if verdict in ("REGRESSED", "SLO MISSED", "INVALID", "INCOMPARABLE"):

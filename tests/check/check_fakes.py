@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from batchtune.check.account import Account, Attribution, Part
+from batchtune.check.account import Attribution, Conclusion, Part
 from batchtune.check.gate import BlockFigures, Gate
-from batchtune.check.paired_check import Conclusion, judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
@@ -87,16 +87,15 @@ def regressed(count: int = 10) -> Conclusion:
     return judge_fixed(gates, slower_blocks(count))
 
 
-def account(conclusion: Conclusion | None = None, **changes: Any) -> Account:
+def account(conclusion: Conclusion | None = None, **changes: Any) -> Conclusion:
     given: dict[str, Any] = {
         "scenario": "pair",
         "baseline": "main",
         "candidate": "pull_request",
-        "conclusion": conclusion or regressed(),
         "attribution": Attribution(
             cause="compute", parts=(Part(name="compute", before=0.002, after=0.00212),)
         ),
         "seconds": 42.0,
         "run": "results/pair/20261122T120000Z-abcdef-check",
     }
-    return Account(**{**given, **changes})
+    return replace(conclusion or regressed(), **{**given, **changes})

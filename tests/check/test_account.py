@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.check.account import attributed
+from batchtune.check.account import Conclusion, attributed
 from batchtune.check.gate import Gate
 from batchtune.check.history import append_history, history_line
-from batchtune.check.paired_check import Conclusion, judge_fixed, judged
+from batchtune.check.paired_check import judge_fixed, judged
 from batchtune.measure.caveats import caveat
 from batchtune.plain_values import as_text
 from batchtune.report.findings import text_of

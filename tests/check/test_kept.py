@@ -41,8 +41,8 @@ def test_it_says_the_same_after_a_journey_through_json(kept):
     assert headline(read) == headline(kept)
     assert gate_table(read) == gate_table(kept)
     assert closing(read) == closing(kept)
-    assert read.conclusion.exit_code == kept.conclusion.exit_code
-    for ours, theirs in zip(read.conclusion.findings, kept.conclusion.findings, strict=True):
+    assert read.exit_code == kept.exit_code
+    for ours, theirs in zip(read.findings, kept.findings, strict=True):
         assert ours.worsening.low == pytest.approx(theirs.worsening.low)
         assert ours.worsening.high == pytest.approx(theirs.worsening.high)
 
@@ -53,8 +53,8 @@ def test_a_check_of_the_first_release_is_read_as_what_it_was():
         del document["confirms"], document["target_failed"]
         for gate in document["gates"]:
             del gate["is_default"]
-        assert account_from(document).conclusion.exit_code == kept.conclusion.exit_code
-        assert account_from(document).conclusion.confirms
+        assert account_from(document).exit_code == kept.exit_code
+        assert account_from(document).confirms
 
 
 def test_an_end_without_a_bound_was_a_loss_of_all():
@@ -62,7 +62,7 @@ def test_an_end_without_a_bound_was_a_loss_of_all():
     throughput = document["gates"][0]
     assert throughput["change"]["low"] is None
     throughput["change"]["low"] = -1.0
-    assert account_from(document).conclusion.findings[0].worsening.high == math.inf
+    assert account_from(document).findings[0].worsening.high == math.inf
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_json_has_the_texts_that_a_check_reads_as() -> None:
     void = replace(regressed(), verdict="INVALID", reason=coded("side_disturbed", side="main"))
     words = "the host disturbed every run of main, also when it was repeated"
     assert account_document(account(void))["reason"] == words
-    assert account_from(account_document(account(void))).conclusion.reason == as_text(words)
+    assert account_from(account_document(account(void))).reason == as_text(words)

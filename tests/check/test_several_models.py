@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from batchtune.check.account import Account, account_from, attributed
+from batchtune.check.account import Conclusion, account_from, attributed
 from batchtune.check.gate import gates_of
 from batchtune.check.history import history_line, series_of
 from batchtune.check.paired_check import judge_fixed, judged, paired_figures
@@ -76,14 +76,14 @@ def played(pair: list[Variant], *, slower: float = 1.3, noisy: frozenset[int] = 
     return parts_of(finished.trial for finished in done)
 
 
-def account_of(pair: list[Variant], trials: list[Trial], **margins: float) -> Account:
+def account_of(pair: list[Variant], trials: list[Trial], **margins: float) -> Conclusion:
     gates = gates_of(margins, objective="latency", models=["quick", "slow"])
     fixed = judge_fixed(gates, paired_figures(trials, *pair))
-    return Account(
+    return replace(
+        judged(fixed, trials, pair),
         scenario="two",
         baseline="eight",
         candidate="none",
-        conclusion=judged(fixed, trials, pair),
         attribution=attributed(fixed, trials, baseline="eight", candidate="none"),
         seconds=1.0,
     )
@@ -130,23 +130,21 @@ def test_a_model_is_compared_with_itself_and_the_other_does_not_move(capsys: pyt
 def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.CaptureFixture[str]):
     pair = variants()
     account = account_of(pair, played(pair), p95=0.05, throughput=0.02)
-    states = {finding.gate.name: finding.state for finding in account.conclusion.findings}
+    states = {finding.gate.name: finding.state for finding in account.findings}
     assert states == {
         "quick:p95": "ok",
         "quick:throughput": "ok",
         "slow:p95": "regressed",
         "slow:throughput": "ok",
     }
-    assert (account.conclusion.verdict, account.attribution) == ("REGRESSED", None)
+    assert (account.verdict, account.attribution) == ("REGRESSED", None)
     print_check(account)
     out = capsys.readouterr().out
     assert "slow:p95 +30 %" in out
     assert "slow: p95 ms" in out
     assert "two equal servers fails in at most 5 %" in " ".join(out.split())
     again = account_from(account.to_dict())
-    assert [finding.gate for finding in again.conclusion.findings] == [
-        finding.gate for finding in account.conclusion.findings
-    ]
+    assert [finding.gate for finding in again.findings] == [finding.gate for finding in account.findings]
 
 
 def test_a_model_that_misses_its_slo_is_named():
@@ -162,8 +160,8 @@ def test_a_model_that_misses_its_slo_is_named():
         for played_trial in played(pair, slower=1.0)
     ]
     account = account_of(pair, late, errors=0.01)
-    assert account.conclusion.verdict == "SLO MISSED"
-    assert text_of(account.conclusion.reason) == "none/quick misses its SLO: p95 12 ms"
+    assert account.verdict == "SLO MISSED"
+    assert text_of(account.reason) == "none/quick misses its SLO: p95 12 ms"
 
 
 def test_the_history_keeps_a_figure_for_each_model(capsys: pytest.CaptureFixture[str]):

@@ -225,7 +225,7 @@ def test_variants_share_one_error_rate() -> None:
     accounts = _accounts(
         trials, variants, [Gate(metric="p95", margin=0.05)], scenario=scenario_of(), seconds=1.0
     )
-    assert [account.conclusion.error_rate for account in accounts] == [0.025, 0.025]
+    assert [account.error_rate for account in accounts] == [0.025, 0.025]
 
 
 @pytest.mark.parametrize(

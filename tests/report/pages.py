@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from batchtune.archive.run import CHECK, Run, create_run
-from batchtune.check.account import Account, attribute
+from batchtune.check.account import attribute
 from batchtune.check.gate import default_gates
 from batchtune.check.paired_check import judge_fixed, paired_figures
 from batchtune.load.samples import Samples, Status
@@ -122,11 +122,11 @@ def checked_run(
     trials = run.ledger()
     figures = paired_figures(trials, *(Variant(name=name, scenario=SCENARIO) for name in names))
     conclusion = replace(judge_fixed(default_gates("throughput"), figures), fresh_blocks=6, confirms=True)
-    account = Account(
+    account = replace(
+        conclusion,
         scenario=SCENARIO.name,
         baseline=names[0],
         candidate=names[1],
-        conclusion=conclusion,
         attribution=attribute(
             *([trial.measurement for trial in trials if trial.reason == name] for name in names)
         ),

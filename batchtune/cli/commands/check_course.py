@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.batching.parameters import PARAMETER_NAMES
-from batchtune.check.account import Account
+from batchtune.check.account import Conclusion
 from batchtune.check.gate import OF_A_LAUNCH, ONE_LAUNCH, RANK_FIRST, gates_of, looks_up_to
-from batchtune.check.paired_check import UNTOLD, Conclusion, Phase, judge_interrupted, run_check
+from batchtune.check.paired_check import UNTOLD, Phase, judge_interrupted, run_check
 from batchtune.cli.arguments.options import CheckRequest, SideWords
 from batchtune.cli.arguments.overrides import file_knobs
 from batchtune.cli.benches import Benches
@@ -300,7 +300,7 @@ def require_writable(wanted: CheckRequest) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def hand_on(account: Account, wanted: CheckRequest) -> None:
+def hand_on(account: Conclusion, wanted: CheckRequest) -> None:
     """Write the report files, append to the CI job's summary, and print annotations where a GitHub runner
     reads them.
 

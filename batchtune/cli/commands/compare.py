@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from batchtune.check.account import Account, attributed
+from batchtune.check.account import REGRESSION_EXIT_CODE, Conclusion, attributed
 from batchtune.check.gate import ERROR_RATE, OF_A_LAUNCH, Gate, parse_margins
-from batchtune.check.paired_check import REGRESSION_EXIT_CODE, judge_fixed, judged, paired_figures
+from batchtune.check.paired_check import judge_fixed, judged, paired_figures
 from batchtune.cli.arguments.options import LoadRequest
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -132,7 +133,7 @@ def _accounts(
     *,
     scenario: Scenario,
     seconds: float,
-) -> list[Account]:
+) -> list[Conclusion]:
     """Judge each variant against the first one by the gates; empty without gates or trials.
 
     The comparisons share one error rate: among variants that are all equal, any of them is flagged that
@@ -149,11 +150,11 @@ def _accounts(
         conclusion = judged(fixed, trials, (variants[0], variant))
         attribution = attributed(conclusion, trials, baseline=baseline, candidate=variant.name)
         accounts.append(
-            Account(
+            replace(
+                conclusion,
                 scenario=scenario.name,
                 baseline=baseline,
                 candidate=variant.name,
-                conclusion=conclusion,
                 attribution=attribution,
                 seconds=seconds,
             )
@@ -161,7 +162,7 @@ def _accounts(
     return accounts
 
 
-def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
+def _exit_code(comparison: Comparison, accounts: Sequence[Conclusion]) -> int:
     """Return the exit code: that of a failed server first, then of a load generator at its limit, then of a
     regression of a variant that the host did not disturb in every run, then of a host that did.
     """
@@ -169,7 +170,7 @@ def _exit_code(comparison: Comparison, accounts: Sequence[Account]) -> int:
         return TargetError.exit_code
     if any(pair.outcome == "client-limited" for pair in comparison.pairs):
         return MeasurementInvalidError.exit_code
-    codes = {account.conclusion.exit_code for account in accounts}
+    codes = {account.exit_code for account in accounts}
     if REGRESSION_EXIT_CODE in codes:
         return REGRESSION_EXIT_CODE
     if comparison.disturbed:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from batchtune.archive.run import CHECK, write_json
-from batchtune.check.account import Account, attributed
+from batchtune.check.account import REGRESSION_EXIT_CODE, Conclusion, attributed
 from batchtune.check.baseline import (
     BASELINE,
     Baseline,
@@ -33,7 +33,7 @@ from batchtune.check.history import (
     series_of,
     track_record,
 )
-from batchtune.check.paired_check import REGRESSION_EXIT_CODE, Conclusion, Phase, judged, paired_figures
+from batchtune.check.paired_check import Phase, judged, paired_figures
 from batchtune.cli.arguments.options import CheckRequest
 from batchtune.cli.arguments.overrides import asked_scenario
 from batchtune.cli.benches import Benches, check_targets, placed_variants
@@ -247,11 +247,11 @@ def tell(
     if trials:
         conclusion = judged(conclusion, trials, course.variants)
     baseline = course.variants[0].name if stored is None else f"baseline of {stored.utc[:10]}"
-    account = Account(
+    account = replace(
+        conclusion,
         scenario=course.session.scenario.name,
         baseline=baseline,
         candidate=candidate.name,
-        conclusion=conclusion,
         attribution=None
         if stored
         else attributed(conclusion, trials, baseline=baseline, candidate=candidate.name),
@@ -266,7 +266,7 @@ def tell(
         sides = [variant.scenario for variant in course.variants]
         unchanged = len(sides) > 1 and are_equal(*sides)
         line = history_line(account, run.provenance(), commit=wanted.commit, unchanged=unchanged)
-        if not account.conclusion.interrupted:
+        if not account.interrupted:
             append_history(wanted.results, line)
     except ArchiveError as error:  # the verdict is valid without its copy
         print(f"note: {error.message}", file=sys.stderr)
@@ -279,7 +279,7 @@ def tell(
         report_at_end(run, quiet=wanted.quiet)
     if fault is not None:
         raise fault
-    return account.conclusion.exit_code
+    return account.exit_code
 
 
 # `check --baseline FILE`: against what was measured before, and kept.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchtune.archive.run import Run
-from batchtune.check.account import Account, read_account
+from batchtune.check.account import Conclusion, read_account
 from batchtune.check.gate import Finding, margin_text
 from batchtune.measure.quantiles import Estimate
 from batchtune.report import check_text
@@ -24,9 +24,9 @@ from batchtune.tune.trials.trial import Trial, parts_of
 from batchtune.units import counted
 
 
-def gate_changes(account: Account) -> Section:
+def gate_changes(account: Conclusion) -> Section:
     """Draw the change of each gate with its interval, and its margin as a mark on the side that is worse."""
-    shown = [finding for finding in account.conclusion.findings if math.isfinite(finding.change.value)]
+    shown = [finding for finding in account.findings if math.isfinite(finding.change.value)]
     if not shown:
         return drawing.section("gates", None)
     names = [_short_name(finding) for finding in shown]
@@ -59,7 +59,7 @@ def gate_changes(account: Account) -> Section:
     return drawing.section(
         "gates",
         Figure(data=[*drawing.intervals(rows, looks), margins], layout=layout, height_px=height_px),
-        variant="void" if account.conclusion.is_void else "",
+        variant="void" if account.is_void else "",
         runs="of two sessions, one of them stored" if account.stored else "made in turns",
     )
 
@@ -97,7 +97,7 @@ def check_document(run: Run) -> Report:
     scenario, trials = run.scenario(), parts_of(run.ledger())
     variants = _variants(run, scenario, trials)
     workload = [models_text(scenario), document.traffic_text(scenario), *document.slo_words(scenario)]
-    blocks = counted(account.conclusion.blocks + account.conclusion.fresh_blocks, "block")
+    blocks = counted(account.blocks + account.fresh_blocks, "block")
     return Report(
         title=scenario.name,
         subtitle=" · ".join([f"Check of {account.candidate} against {account.baseline}", *workload, blocks]),
@@ -122,7 +122,7 @@ def _variants(run: Run, scenario: Scenario, trials: Sequence[Trial]) -> list[Var
 
 
 def _sections(
-    run: Run, account: Account, variants: Sequence[Variant], trials: Sequence[Trial]
+    run: Run, account: Conclusion, variants: Sequence[Variant], trials: Sequence[Trial]
 ) -> list[Section]:
     scenario = variants[0].scenario
     metric = "p95" if scenario.objective == "latency" else scenario.objective
@@ -134,13 +134,13 @@ def _sections(
     ]
 
 
-def _answers(account: Account) -> tuple[Fact, ...]:
-    verdict, tone = headline_of(account.conclusion.verdict)
+def _answers(account: Conclusion) -> tuple[Fact, ...]:
+    verdict, tone = headline_of(account.verdict)
     cause = "Nothing to explain"
     if account.attribution is not None:
         cause = capitalised(labels("causes")[account.attribution.cause])
     below = {label: sentence(text) for label, text in check_text.closing(account)}
-    blocks = counted(account.conclusion.blocks + account.conclusion.fresh_blocks, "block")
+    blocks = counted(account.blocks + account.fresh_blocks, "block")
     sure = tuple(below[label] for label in ("Test", "Next", "Note") if label in below)
     return (
         Fact(

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from batchtune.check.account import attribute
+from batchtune.check.account import Conclusion, attribute
 from batchtune.check.gate import Gate, default_gates
-from batchtune.check.paired_check import Conclusion, judge_fixed
+from batchtune.check.paired_check import judge_fixed
 from batchtune.plain_values import as_text
 from batchtune.report.check_text import advice_text, headline, print_check
 from tests.check.check_fakes import account, measurement, moved, regressed, slower_blocks

@@ -10,14 +10,14 @@ import pytest
 from batchtune.batching.parameters import Configuration, from_dict
 from batchtune.cli.arguments.load_request import (
     LoadRequest,
-    Question,
     asked_configuration,
+    asked_load,
     asked_plans,
-    question_of,
 )
 from batchtune.cli.commands.model_scenario import subject_of_comparison, subject_of_sweep
 from batchtune.errors import BatchingParametersError, ScenarioError, UsageError
 from batchtune.scenario.reader import read_scenario, read_variants
+from batchtune.scenario.spec.scenario import Scenario
 
 SWEEP = """\
 name: swept
@@ -48,17 +48,16 @@ PATTERNS = [
 ]
 
 
-def asked(folder: Path, text: str, *overrides: str, **options: Any) -> tuple[LoadRequest, Question]:
+def asked(folder: Path, text: str, *overrides: str, **options: Any) -> tuple[Scenario, LoadRequest]:
     path = folder / "scenario.yaml"
     path.write_text(text)
     (folder / "trace.csv").write_text("offset_s\n0\n0.5\n1\n")
-    wanted = LoadRequest(scenario=path, overrides=overrides, **options)
-    return wanted, question_of(wanted)
+    return asked_load(LoadRequest(scenario=path, overrides=overrides, **options))
 
 
 def configuration(folder: Path, *overrides: str, text: str = SWEEP, **options: Any) -> Configuration:
-    wanted, question = asked(folder, text, *overrides, **options)
-    return asked_configuration(question, wanted)
+    scenario, wanted = asked(folder, text, *overrides, **options)
+    return asked_configuration(scenario, wanted)
 
 
 @pytest.mark.parametrize("override", ["max_batch_size=8", "fixed.max_batch_size=8"])
@@ -123,11 +122,11 @@ dynamic_batching { max_queue_delay_microseconds: 700 preferred_batch_size: 8 }
 def test_a_file_of_another_server_is_translated_and_what_it_says_more_is_noted(tmp_path: Path) -> None:
     file = tmp_path / "config.pbtxt"
     file.write_text(CONFIG_PBTXT)
-    wanted, question = asked(tmp_path, SWEEP, batching_parameters_file=file)
-    assert asked_configuration(question, wanted).batching == from_dict(
+    scenario, wanted = asked(tmp_path, SWEEP, batching_parameters_file=file)
+    assert asked_configuration(scenario, wanted).batching == from_dict(
         {"max_batch_size": 48, "batch_timeout_micros": 700}
     )
-    assert f"{file}: preferred_batch_size has no counterpart in TensorFlow Serving" in question.notes
+    assert f"{file}: preferred_batch_size has no counterpart in TensorFlow Serving" in wanted.notes
     file.write_text("dynamic_batching { }\n")
     with pytest.raises(BatchingParametersError, match=f"^{file}: max_batch_size is absent"):
         asked(tmp_path, SWEEP, batching_parameters_file=file)
@@ -200,9 +199,9 @@ def test_a_setting_that_would_serve_another_model_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("arrivals", "load"), PATTERNS)
 def test_a_rate_keeps_the_pattern(tmp_path: Path, arrivals: str, load: str) -> None:
-    wanted, question = asked(tmp_path, OPEN.replace("LOAD", load), rate="100,200")
-    assert question.scenario.load.arrivals == arrivals
-    plans = list(asked_plans(question.scenario, wanted, Configuration(batching=None)))
+    scenario, wanted = asked(tmp_path, OPEN.replace("LOAD", load), rate="100,200")
+    assert scenario.load.arrivals == arrivals
+    plans = list(asked_plans(scenario, wanted, Configuration(batching=None)))
     assert [plan.request.rate_rps for plan in plans] == [100, 200]
 
 
@@ -214,8 +213,8 @@ def test_a_trace_of_one_instant_has_no_rate_and_the_option_is_blamed(tmp_path: P
 
 
 def test_a_closed_loop_that_is_asked_for_a_rate_becomes_poisson(tmp_path: Path) -> None:
-    _, question = asked(tmp_path, SWEEP, rate="100")
-    assert (question.scenario.load.arrivals, question.scenario.load.rate_rps) == ("poisson", 100)
+    scenario, _ = asked(tmp_path, SWEEP, rate="100")
+    assert (scenario.load.arrivals, scenario.load.rate_rps) == ("poisson", 100)
 
 
 @pytest.mark.parametrize(("arrivals", "load"), PATTERNS)
@@ -224,8 +223,8 @@ def test_clients_have_no_pattern_and_the_option_is_blamed(tmp_path: Path, arriva
     with pytest.raises(UsageError, match=f"^--concurrency: the scenario's arrivals are {arrivals}") as told:
         asked(tmp_path, text, concurrency="4")
     *_, closed, _, without = told.value.hint.split()
-    _, question = asked(tmp_path, text, closed, without, concurrency="4")
-    assert (question.scenario.load.arrivals, question.scenario.load.concurrency) == ("closed", 4)
+    scenario, _ = asked(tmp_path, text, closed, without, concurrency="4")
+    assert (scenario.load.arrivals, scenario.load.concurrency) == ("closed", 4)
 
 
 HTTP = """\
@@ -242,7 +241,7 @@ load: {LOAD}
 )
 @pytest.mark.parametrize("named", ["", "objective: capacity\n"])
 def test_a_load_needs_no_objective_and_no_slo(tmp_path: Path, load: str, objective: str, named: str) -> None:
-    assert asked(tmp_path, HTTP.replace("LOAD", load) + named)[1].scenario.objective == objective
+    assert asked(tmp_path, HTTP.replace("LOAD", load) + named)[0].objective == objective
 
 
 def test_the_option_rest_is_refused_for_a_server_with_requests_of_its_own(tmp_path: Path) -> None:
@@ -252,7 +251,7 @@ def test_the_option_rest_is_refused_for_a_server_with_requests_of_its_own(tmp_pa
             asked(tmp_path, own, rest)
         assert "request: {protocol: rest}" in told.value.hint
     speaks_it = text.replace('body: {x: "{{row}}"}', "protocol: rest")
-    assert asked(tmp_path, speaks_it, rest)[1].scenario.request.protocol == "rest"
+    assert asked(tmp_path, speaks_it, rest)[0].request.protocol == "rest"
 
 
 def test_a_rate_that_is_missing_is_asked_for(tmp_path: Path) -> None:
@@ -278,9 +277,9 @@ def test_the_only_url_says_the_protocol(
     tmp_path: Path, said: str, options: dict[str, str], loaded: str
 ) -> None:
     text = SWEEP + f"request: {{protocol: {said}}}\n"
-    _, question = asked(tmp_path, text, **options)
-    assert question.scenario.request.protocol == loaded
-    assert (said in "".join(question.notes)) == (said != loaded)
+    scenario, wanted = asked(tmp_path, text, **options)
+    assert scenario.request.protocol == loaded
+    assert (said in "".join(wanted.notes)) == (said != loaded)
 
 
 def test_a_protocol_on_the_command_line_that_the_url_is_not_for_is_refused(tmp_path: Path) -> None:
@@ -321,8 +320,8 @@ def test_options_that_contradict_each_other_are_refused(
 
 
 def test_the_flags_of_a_scenario_are_not_those_of_a_server_that_runs_already(tmp_path: Path) -> None:
-    assert asked(tmp_path, SWEEP, grpc_url="h:1")[1].scenario.target.flags == {}
-    assert asked(tmp_path, SWEEP)[1].scenario.target.flags != {}
+    assert asked(tmp_path, SWEEP, grpc_url="h:1")[0].target.flags == {}
+    assert asked(tmp_path, SWEEP)[0].target.flags != {}
 
 
 def test_a_server_that_the_command_line_names_gets_the_requests_and_not_the_scenarios_replicas(
@@ -332,18 +331,18 @@ def test_a_server_that_the_command_line_names_gets_the_requests_and_not_the_scen
         "name: e\nload: {arrivals: closed, concurrency: 4}\nobjective: throughput\n"
         "target: {kind: external, model: m, grpc_url: 'lb:1', endpoints: ['a:1', 'b:1']}\n"
     )
-    assert asked(tmp_path, text)[1].scenario.target.endpoints == ("a:1", "b:1")
-    _, question = asked(tmp_path, text, grpc_url="c:1")
-    assert question.scenario.target.endpoints == ()
-    assert any("target.endpoints is left out" in note for note in question.notes)
-    _, question = asked(tmp_path, text, 'target.endpoints=["c:1", "d:1"]', grpc_url="lb2:1")
-    assert question.scenario.target.endpoints == ("c:1", "d:1")
+    assert asked(tmp_path, text)[0].target.endpoints == ("a:1", "b:1")
+    scenario, wanted = asked(tmp_path, text, grpc_url="c:1")
+    assert scenario.target.endpoints == ()
+    assert any("target.endpoints is left out" in note for note in wanted.notes)
+    scenario, wanted = asked(tmp_path, text, 'target.endpoints=["c:1", "d:1"]', grpc_url="lb2:1")
+    assert scenario.target.endpoints == ("c:1", "d:1")
 
 
 def test_a_number_of_requests_is_not_cut_at_the_default_duration(tmp_path: Path) -> None:
     text = SWEEP.replace("think_time: 1ms", "requests: 10000")
-    assert asked(tmp_path, text)[1].scenario.load.duration_s == 600.0
-    assert asked(tmp_path, text, "load.duration=3s")[1].scenario.load.duration_s == 3.0
+    assert asked(tmp_path, text)[0].load.duration_s == 600.0
+    assert asked(tmp_path, text, "load.duration=3s")[0].load.duration_s == 3.0
 
 
 def test_a_mistake_in_the_file_is_still_the_files(tmp_path: Path) -> None:

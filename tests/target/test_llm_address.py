@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from batchtune.cli.arguments.load_request import LoadRequest, asked_configuration, question_of
+from batchtune.cli.arguments.load_request import LoadRequest, asked_configuration, asked_load
 from batchtune.cli.commands.init_model import run_init_model, run_init_server
 from batchtune.cli.commands.model_scenario import subject_of_load, subject_of_sweep
 from batchtune.cli.commands.run_load import run_load
@@ -54,7 +54,7 @@ def answers(address: str) -> bool:
 )
 def test_a_load_takes_the_model_that_the_server_lists(url: str, rest: str, api: str) -> None:
     wanted = subject_of_load(f"{url}{rest}", LoadRequest(concurrency="3", quiet=True))
-    scenario = question_of(wanted).scenario
+    scenario = asked_load(wanted)[0]
     assert scenario.target.kind == "http"
     assert scenario.request.protocol == "openai"
     assert scenario.request.openai is not None
@@ -101,10 +101,10 @@ def test_the_load_of_the_command_line_is_written(
 
 def test_a_load_launches_a_known_server_with_its_own_defaults() -> None:
     wanted = LoadRequest(concurrency="4", quiet=True)
-    question = question_of(subject_of_load("org/tiny", wanted, server="vllm"))
-    assert question.scenario.target.launch is not None
-    assert question.scenario.target.launch[:3] == ("vllm", "serve", "org/tiny")
-    assert asked_configuration(question, wanted).label() == "server defaults"
+    scenario, wanted = asked_load(subject_of_load("org/tiny", wanted, server="vllm"))
+    assert scenario.target.launch is not None
+    assert scenario.target.launch[:3] == ("vllm", "serve", "org/tiny")
+    assert asked_configuration(scenario, wanted).label() == "server defaults"
 
 
 def test_a_sweep_names_what_it_needs(url: str) -> None:
@@ -129,7 +129,7 @@ def test_which_of_several_models_is_asked_for() -> None:
                 subject_of_load(given, LoadRequest(quiet=True))
             assert raised.value.hint == f"give {address}/MODEL; there are one, two"
         wanted = subject_of_load(f"{address}/two", LoadRequest(quiet=True))
-        asked = question_of(wanted).scenario.request.openai
+        asked = asked_load(wanted)[0].request.openai
         assert asked is not None
         assert (asked.model, asked.ignore_eos) == ("two", True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 from batchtune.batching.parameters import LENGTH_BUCKETS, PARAMETER_NAMES, TARGETS_FLAGS, Configuration
@@ -180,25 +180,9 @@ def refuse_range(*, rate: str | None, concurrency: str | None) -> None:
         raise UsageError(f"{option}: one value, not {points}", hint="`batchtune load` takes a range")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A load test as it will run.
-
-    `scenario`: what is sent. `settings`: batching parameters and flags from --set for a launched server.
-    `notes`: a sentence on each thing that was changed unasked. `file_knobs`: parameters of a file, None
-    without one. `launches`: False where command line or scenario name a server that runs, which is loaded as
-    it is.
-    """
-
-    scenario: Scenario
-    settings: Mapping[str, Any]
-    notes: tuple[str, ...]
-    file_knobs: Mapping[str, Any] | None = None
-    launches: bool = True
-
-
-def question_of(wanted: LoadRequest) -> Question:
-    """Read the scenario and change it as the options say.
+def asked_load(wanted: LoadRequest) -> tuple[Scenario, LoadRequest]:
+    """Read the scenario and change it as the options say; return it, and the request with `settings`, `file_knobs` and
+    `notes`.
 
     A --set whose key is a batching parameter, or in the scenario's search space, becomes a setting of the
     server: a load test searches nothing.
@@ -214,13 +198,13 @@ def question_of(wanted: LoadRequest) -> Question:
     if wanted.no_batching and wanted.batching_parameters_file is not None:
         raise UsageError("--no-batching and --batching-parameters-file exclude each other")
     written = unchecked_scenario(wanted.scenario)
-    is_named = not wanted.launches
+    given, is_named = wanted, not wanted.launches
     wanted = _with_scenarios_urls(wanted)
     settings, overrides = split_settings(wanted.overrides, searched=section_of(written, "search", "space"))
     _refuse_idle_options(wanted, settings)
     asked = unchecked_scenario(wanted.scenario, overrides=overrides)
-    given = [{"fixed": settings}, *(parse_override(override).data for override in overrides)]
-    refuse_unheard(asked, given, option="--set")
+    set_ = [{"fixed": settings}, *(parse_override(override).data for override in overrides)]
+    refuse_unheard(asked, set_, option="--set")
     loop = loop_overrides(section_of(asked, "load"), rate=wanted.rate, concurrency=wanted.concurrency)
     if not loop and asked.get("objective", "capacity") == "capacity":  # which a load does not search
         own = section_of(asked, "load")
@@ -247,9 +231,15 @@ def question_of(wanted: LoadRequest) -> Question:
     if wanted.batching_parameters_file is not None:
         knobs, lacking = file_knobs(wanted.batching_parameters_file, scenario)
         notes = (*notes, *lacking)
-    return Question(
-        scenario=scenario, settings=settings, notes=notes, file_knobs=knobs, launches=wanted.launches
-    )
+    return scenario, replace(given, settings=settings, file_knobs=knobs, notes=notes)
+
+
+def is_launched(scenario: Scenario, wanted: LoadRequest) -> bool:
+    """Whether a server is launched; False where command line or scenario name one that runs, which is loaded as it
+    is."""
+    target = scenario.target
+    runs = target.kind in ("triton", "external") and (target.rest_url or target.grpc_url)
+    return wanted.launches and not runs
 
 
 def _elsewhere(
@@ -280,7 +270,7 @@ def _with_scenarios_urls(wanted: LoadRequest) -> LoadRequest:
     return replace(wanted, rest_url=rest_url, grpc_url=grpc_url)
 
 
-def asked_configuration(question: Question, wanted: LoadRequest) -> Configuration:
+def asked_configuration(scenario: Scenario, wanted: LoadRequest) -> Configuration:
     """Make the configuration for a launched server: `fixed` of the scenario, or the file's parameters,
     changed by the settings.
 
@@ -288,39 +278,37 @@ def asked_configuration(question: Question, wanted: LoadRequest) -> Configuratio
         BatchingParametersError: values that no server would take.
         UsageError: a flag that the launch itself sets, such as the model's name.
     """
-    configuration = _configuration(question, wanted)
-    if question.scenario.target.kind != "command":
+    configuration = _configuration(scenario, wanted)
+    if scenario.target.kind != "command":
         for name, _ in configuration.flags:
             if name in TARGETS_FLAGS:
                 raise UsageError(f"--{name}: {TARGETS_FLAGS[name]}", hint="leave it out")
-    return question.scenario.with_models(configuration)
+    return scenario.with_models(configuration)
 
 
-def _configuration(question: Question, wanted: LoadRequest) -> Configuration:
-    scenario, settings = question.scenario, question.settings
+def _configuration(scenario: Scenario, wanted: LoadRequest) -> Configuration:
+    settings = wanted.settings
     if scenario.target.kind == "triton":
-        return _on_triton(question, wanted)
+        return _on_triton(scenario, wanted)
     if scenario.target.kind == "http":
         off = {"enable_batching": False} if wanted.no_batching else {}
         return scenario.configuration({**scenario.target.in_house_words(settings), **off})
     if wanted.no_batching:
         return Configuration(batching=None, flags=server_flags({**scenario.fixed, **settings}))
     base: dict[str, Any] = dict(scenario.fixed)
-    if question.file_knobs is not None:
+    if wanted.file_knobs is not None:
         flags = {name: value for name, value in scenario.fixed.items() if name not in KNOBS}
-        base = {**flags, **question.file_knobs}
+        base = {**flags, **wanted.file_knobs}
     if settings.keys() & PARAMETER_NAMES:
         base.pop("enable_batching", None)
     return configuration_of(base, settings, searched={*scenario.search.space, *settings})
 
 
-def _on_triton(question: Question, wanted: LoadRequest) -> Configuration:
+def _on_triton(scenario: Scenario, wanted: LoadRequest) -> Configuration:
     """Make the configuration for a launched Triton; where none was requested, the one that the model's
     files hold."""
-    scenario, original = question.scenario, question.scenario.target.found
-    knobs = {**scenario.fixed, **in_house_words(question.settings)}
-    if question.file_knobs is not None:
-        knobs |= question.file_knobs
+    original = scenario.target.found
+    knobs = {**scenario.fixed, **in_house_words(wanted.settings), **(wanted.file_knobs or {})}
     if wanted.no_batching:
         knobs["enable_batching"] = False
     if original is not None and knobs.keys() <= server_flags_of(knobs).keys():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -275,7 +275,9 @@ class LoadRequest:
 
     `scenario`: file or text, which `subject_of_sweep` and its like find for the command's argument.
     `overrides`: `KEY=VALUE`, from --set and the other options. `rate`, `concurrency`: texts of the options.
-    `rest_url`, `grpc_url`: of a server that runs. `results`: folder of all runs, None: nothing is saved.
+    `rest_url`, `grpc_url`: of a server that runs. `results`: folder of all runs, None: nothing is saved. What
+    `asked_load` reads of them: `settings`, the batching parameters and flags from --set for a launched server;
+    `file_knobs`, the parameters of the file; `notes`, a sentence on each thing that was changed unasked.
     """
 
     scenario: Path | ScenarioText = Path()
@@ -289,6 +291,9 @@ class LoadRequest:
     results: Path | None = Path("results")
     json: bool = False
     quiet: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    file_knobs: Mapping[str, Any] | None = None
+    notes: Sequence[str] = ()
 
     @property
     def launches(self) -> bool:

@@ -11,11 +11,11 @@ from batchtune.archive.table import trial_table
 from batchtune.batching.parameters import Configuration
 from batchtune.check.load_limits import LimitFinding, judge_limits, parse_limits
 from batchtune.cli.arguments.load_request import (
-    Question,
     asked_configuration,
+    asked_load,
     asked_plans,
     client_counts,
-    question_of,
+    is_launched,
 )
 from batchtune.cli.arguments.options import LoadRequest, refuse
 from batchtune.cli.commands.report import report_at_end
@@ -66,37 +66,37 @@ def run_load(wanted: LoadRequest, *, csv: bool = False, gates: Sequence[str] = (
 
     Raises:
         UsageError: a limit of `gates` that is none, or one model's option with several models.
-        UsageError, ScenarioError, BatchingParametersError: as `question_of`.
+        UsageError, ScenarioError, BatchingParametersError: as `asked_load`.
         TargetError, MeasurementInvalidError: before any point was complete.
     """
     limits = parse_limits(gates)
     if lists_models(wanted.scenario):
         _refuse_of_one(wanted, gates)
-    question = question_of(wanted)
-    several = bool(question.scenario.target.models)
+    scenario, wanted = asked_load(wanted)
+    several = bool(scenario.target.models)
     with (
         lines_named(wanted.scenario, wanted.overrides),
-        session(question.scenario, "load", results=wanted.results, quiet=wanted.quiet) as current,
+        session(scenario, "load", results=wanted.results, quiet=wanted.quiet) as current,
     ):
-        for note in question.notes:
+        for note in wanted.notes:
             current.view.event(note)
-        _measure(question, wanted, current)
+        _measure(scenario, wanted, current)
     points = current.trials
     best = best_point(points)
     findings = [] if best is None else judge_limits(limits, best.point)
     if wanted.json:
         run = None if current.run is None else str(current.run.path)
-        document = points_dict(points, scenario=question.scenario)
+        document = points_dict(points, scenario=scenario)
         print_json({"run": run, **document, "gates": to_plain(findings)})
     elif csv:
         print_trials(trial_table(points), sort=None, output="csv")
     else:
-        print_points(points, scenario=question.scenario)
+        print_points(points, scenario=scenario)
     if current.run is not None and len(points) > 1 and not several:
         report_at_end(current.run, quiet=wanted.quiet)
     if current.fault is not None:
         return current.exit_code(0)
-    codes = {_exit_code(points, question.scenario), _gate_code(findings)}
+    codes = {_exit_code(points, scenario), _gate_code(findings)}
     return current.exit_code(gravest(codes))
 
 
@@ -168,17 +168,16 @@ def _missed_goodput(measured: Measurement, scenario: Scenario) -> Iterator[str]:
         yield f"goodput is {value_words('goodput', missed.value)}, and the SLO says {limit}"
 
 
-def _measure(question: Question, wanted: LoadRequest, current: MeasuringSession) -> None:
+def _measure(scenario: Scenario, wanted: LoadRequest, current: MeasuringSession) -> None:
     """Run each load point, save it and show it; what was measured before an interruption stays in the
     session."""
     unknown = Configuration(batching=None, known=False)
-    scenario, view = question.scenario, current.view
+    view = current.view
     scenarios = scenario.of_models() or {"": scenario}
-    target = _target(question, wanted, view)
+    target = _target(scenario, wanted, view)
     current.serve(target)
     scenario = current.found_on(scenario, target)
-    question = replace(question, scenario=scenario)
-    configuration = asked_configuration(question, wanted) if question.launches else unknown
+    configuration = asked_configuration(scenario, wanted) if is_launched(scenario, wanted) else unknown
     fleet, client_limit = current.load_generator(scenario)
     current.launch(scenario, target, configuration)
     if scenario.target.models:
@@ -294,20 +293,20 @@ def _keep(current: MeasuringSession, finished: FinishedTrial) -> None:
         current.trials.append(finished.trial)
 
 
-def _target(question: Question, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:
+def _target(scenario: Scenario, wanted: LoadRequest, view: View) -> LaunchedTarget | ExternalTarget:
     """Return the target to load: a server to launch, or the running one that command line or scenario name."""
-    if question.launches:
+    if is_launched(scenario, wanted):
         clients = 0 if wanted.concurrency is None else max(client_counts(wanted.concurrency))
-        clients += sum(own.load.concurrency or 0 for own in question.scenario.of_models().values())
-        scenario = question.scenario
-        is_given = question.settings or scenario.fixed or wanted.no_batching
+        clients += sum(own.load.concurrency or 0 for own in scenario.of_models().values())
+        asked = scenario
+        is_given = wanted.settings or scenario.fixed or wanted.no_batching
         if scenario.target.kind == "http" and scenario.target.attached and not is_given:
             scenario = scenario.with_target(set=None)  # it keeps the parameters that it has
         target = target_of(scenario, on_event=view.event, clients_most=clients, several_models=True)
-        view.event(beginning(question.scenario))
+        view.event(beginning(asked))
         own = scenario.target
         return _noted(target) if own.kind == "http" and own.launch is None and own.set is None else target
-    return _noted(external_target(question.scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url))
+    return _noted(external_target(scenario, rest_url=wanted.rest_url, grpc_url=wanted.grpc_url))
 
 
 def _noted(target: LaunchedTarget | ExternalTarget) -> LaunchedTarget | ExternalTarget:

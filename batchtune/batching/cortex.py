@@ -16,7 +16,7 @@ import yaml
 
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
-    SENSIBLE_MOST,
+    LARGEST_VALUES,
     BatchingFile,
     BatchingParameters,
     did_you_mean,
@@ -193,7 +193,7 @@ class _CortexReader:
             return None
         if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(r"[1-9][0-9]{0,8}", node.value):
             raise self._wrong(node, name, f"expected a whole number above 0; was {_shown(node)}")
-        number, most = int(node.value), SENSIBLE_MOST["num_batch_threads"]
+        number, most = int(node.value), LARGEST_VALUES["num_batch_threads"]
         if name == "processes_per_replica" and number > most:
             raise self._wrong(node, name, f"expected at most {most}; was {number}")
         return number
@@ -211,7 +211,7 @@ class _CortexReader:
             ) from error
         if interval_s <= 0:
             raise self._wrong(node, "batch_interval", "Cortex accepts only an interval above 0")
-        if interval_s * 1e6 > SENSIBLE_MOST["batch_timeout_micros"]:
+        if interval_s * 1e6 > LARGEST_VALUES["batch_timeout_micros"]:
             raise self._wrong(node, "batch_interval", f"expected at most 24h; was {text}")
         return max(1, round(interval_s * 1e9) // 1000)
 

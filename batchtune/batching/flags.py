@@ -145,7 +145,7 @@ _OF_THE_MODEL: Final = re.compile(rf"--(?:{'|'.join(OF_THE_MODEL)})(?:=|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerWords:
+class ServerArgs:
     """The arguments of a server, which begin on line `line` of their source.
 
     `flags`: quoted for a shell, without those of ports, model and parameters file. `file`: path of the parameters file,
@@ -169,7 +169,7 @@ def names_server(text: str) -> bool:
     return _NAMED.search(text) is not None
 
 
-def parse_docker_run(text: str, *, source: str) -> ServerWords:
+def parse_docker_run(text: str, *, source: str) -> ServerArgs:
     """Read the server's flags and parameters file from the only `docker run` of a text, which may be a shell script.
 
     A path that begins with the working directory (`$PWD`, `$(pwd)`) or has no folder is taken to lie beside `source`.
@@ -195,13 +195,13 @@ def parse_docker_run(text: str, *, source: str) -> ServerWords:
     mounts = _mounts(options)
     own = next((host for host in mounts.values() if host.name == "config.pbtxt"), None)
     if own is not None and not any(word.startswith(FILE_FLAG) for word in args):
-        return ServerWords(line=line, file=str(Path(source).parent / own))
-    said = server_words(args, source=source, line=line, in_container=True)
+        return ServerArgs(line=line, file=str(Path(source).parent / own))
+    said = server_args(args, source=source, line=line, in_container=True)
     file = said.file and str(_on_the_host(said.file, mounts, source=source, line=line))
     return replace(said, file=file)
 
 
-def parse_server_command(text: str, *, source: str) -> ServerWords:
+def parse_server_command(text: str, *, source: str) -> ServerArgs:
     """Read the server's flags and parameters file from the line of a shell script or service that starts it.
 
     Raises:
@@ -218,13 +218,13 @@ def parse_server_command(text: str, *, source: str) -> ServerWords:
             hint="give the file of parameters itself, or a script with a line that begins with the server's program",
         )
     line, words = _only(starts, text, "server", source)
-    said = server_words(words, source=source, line=line)
+    said = server_args(words, source=source, line=line)
     if said.file.startswith("~"):
         raise _only_the_shell_knows(said.file, f"{source}:{line}")
     return replace(said, file=said.file and str(Path(source).parent / said.file))
 
 
-def server_words(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerWords:
+def server_args(args: Sequence[str], *, source: str, line: int, in_container: bool = False) -> ServerArgs:
     """Split the words of a server's command line, its program first, into flags, parameters file and what cannot be
     used.
 
@@ -243,7 +243,7 @@ def server_words(args: Sequence[str], *, source: str, line: int, in_container: b
     file = next((word.partition("=")[2] for word in flags if word.startswith(f"{FILE_FLAG}=")), "")
     own = [word for word in flags if not word.startswith(FILE_FLAG)]
     paths = [word for word in own if in_container and re.match(r"--[^=]+=/", word)]
-    return ServerWords(
+    return ServerArgs(
         flags=shlex.join(word for word in own if word not in paths),
         file=file,
         left_out=tuple(f"{word} is left out: that path is the container's" for word in paths),

@@ -15,7 +15,7 @@ from typing import Final
 from batchtune.batching.cortex import parse_cortex
 from batchtune.batching.flags import (
     OF_THE_MODEL,
-    ServerWords,
+    ServerArgs,
     is_docker_run,
     names_server,
     parse_docker_run,
@@ -112,7 +112,7 @@ def _parsed(text: str, source: str) -> BatchingFile:
     return _of_pbtxt(text, source, named=Path(source).name)
 
 
-def _of_command(command: ServerWords, source: str, *, dialect: FileDialect) -> BatchingFile:
+def _of_command(command: ServerArgs, source: str, *, dialect: FileDialect) -> BatchingFile:
     """Combine the flags of a command with the parameters of the file that it names."""
     try:
         file = read_batching_file(Path(command.file)) if command.file else None
@@ -127,12 +127,12 @@ def _of_manifests(text: str, source: str) -> BatchingFile:
     file = None
     if manifests.file is not None and manifests.enabled:
         file = _of_pbtxt(manifests.file.text, manifests.file_source, named=manifests.file.name)
-    read = _with_flags(file, manifests.words, source=source, dialect="kubernetes")
+    read = _with_flags(file, manifests.arguments, source=source, dialect="kubernetes")
     return read if read.dialect == "triton" else replace(read, enabled=manifests.enabled)
 
 
 def _with_flags(
-    file: BatchingFile | None, words: ServerWords, *, source: str, dialect: FileDialect
+    file: BatchingFile | None, arguments: ServerArgs, *, source: str, dialect: FileDialect
 ) -> BatchingFile:
     """Combine a server's flags with the file that they name; a Triton's file is returned as it is.
 
@@ -141,18 +141,18 @@ def _with_flags(
     """
     if file is not None and file.dialect == "triton":
         return file
-    flags = parse_flags(words.flags, source=source, line=words.line)
+    flags = parse_flags(arguments.flags, source=source, line=arguments.line)
     if file is not None and flags.parameters != BatchingParameters():
         raise BatchingParametersError(
-            f"{source}:{words.line}: batching parameters are in the command and in its file",
+            f"{source}:{arguments.line}: batching parameters are in the command and in its file",
             hint="keep the file's",
         )
     read = replace(
         flags,
         dialect=dialect,
         parameters=flags.parameters if file is None else file.parameters,
-        enabled=SWITCH_FLAG in words.flags and flags.enabled,
-        notes=words.left_out,
+        enabled=SWITCH_FLAG in arguments.flags and flags.enabled,
+        notes=arguments.left_out,
     )
     return _without_per_model(read)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from batchtune.batching.flags import ServerWords, server_words
+from batchtune.batching.flags import ServerArgs, server_args
 from batchtune.batching.parameters import FILE_FLAG, SWITCH_FLAG, Configuration
 from batchtune.errors import BatchingParametersError
 
@@ -48,7 +48,7 @@ class Manifests:
     file: ParametersFile | None
     file_source: str
     enabled: bool
-    words: ServerWords
+    arguments: ServerArgs
 
 
 class _Dumper(yaml.SafeDumper):
@@ -131,7 +131,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
     if files:
         file, file_source = _file(*files[0], source)
         is_on = not switched[-1].endswith("=false") if switched else not server.file
-        return Manifests(file=file, file_source=file_source, enabled=is_on, words=server)
+        return Manifests(file=file, file_source=file_source, enabled=is_on, arguments=server)
     if server.file:
         raise BatchingParametersError(
             f"{source}:{server.line}: no ConfigMap here has the file of {FILE_FLAG}={server.file}",
@@ -146,7 +146,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
             f"{source}: neither a ConfigMap with {usual[0]} nor a server's container is in it",
             hint="give the manifest of the Deployment or the InferenceService, or of their ConfigMap",
         )
-    return Manifests(file=None, file_source=source, enabled=bool(switched), words=server)
+    return Manifests(file=None, file_source=source, enabled=bool(switched), arguments=server)
 
 
 def _require_no_shell(words: Sequence[yaml.ScalarNode], source: str) -> None:
@@ -158,7 +158,7 @@ def _require_no_shell(words: Sequence[yaml.ScalarNode], source: str) -> None:
             )
 
 
-def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
+def _server(objects: Sequence[yaml.Node], source: str) -> ServerArgs:
     """Return the arguments of the server's container: the only one that batches, else the only one that is TensorFlow
     Serving's, else the only one; no arguments where there is none such, or it is a Triton.
 
@@ -179,10 +179,10 @@ def _server(objects: Sequence[yaml.Node], source: str) -> ServerWords:
     known = [part for part in containers if any(name in f"{part[0]} {part[1][0].value}" for name in programs)]
     image, words = next((parts[0] for parts in (batching, known, containers) if len(parts) == 1), ("", []))
     if not words or "tritonserver" in f"{image} {words[0].value}":
-        return ServerWords()
+        return ServerArgs()
     first = next((word for word in words if word.value.startswith(FILE_FLAG)), words[0])
     args = [image, *(word.value for word in words)]
-    return server_words(args, source=source, line=first.start_mark.line + 1, in_container=True)
+    return server_args(args, source=source, line=first.start_mark.line + 1, in_container=True)
 
 
 def _containers(node: yaml.Node, source: str) -> Iterator[tuple[str, list[yaml.ScalarNode]]]:

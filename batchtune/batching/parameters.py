@@ -26,7 +26,7 @@ DEFAULT_MAX_BATCH_SIZE = 1000
 DEFAULT_BATCH_TIMEOUT_MICROS = 0
 DEFAULT_MAX_ENQUEUED_BATCHES = 10
 
-SENSIBLE_MOST = {
+LARGEST_VALUES = {
     "max_batch_size": 2**31 - 1,
     "batch_timeout_micros": 86_400_000_000,  # a day
     "max_enqueued_batches": 2**31 - 1,
@@ -284,7 +284,7 @@ def server_defaults(cpus: Collection[int] | None, dialect: Dialect = "tfserving"
         "batch_timeout_micros": DEFAULT_BATCH_TIMEOUT_MICROS,
         "max_enqueued_batches": DEFAULT_MAX_ENQUEUED_BATCHES
         if is_ours
-        else SENSIBLE_MOST["max_enqueued_batches"],
+        else LARGEST_VALUES["max_enqueued_batches"],
         "num_batch_threads": default_num_batch_threads(cpus) if is_ours else 1,
     }
 
@@ -318,12 +318,12 @@ def validate(parameters: BatchingParameters) -> None:
 
 
 def require_sensible(parameters: BatchingParameters) -> None:
-    """Check parameters that somebody wrote into a file: the rules of `validate`, and no number beyond `SENSIBLE_MOST`.
+    """Check parameters that somebody wrote into a file: the rules of `validate`, and no number beyond `LARGEST_VALUES`.
 
     Raises:
-        BatchingParametersError: no server accepts them, or a number is beyond `SENSIBLE_MOST`.
+        BatchingParametersError: no server accepts them, or a number is beyond `LARGEST_VALUES`.
     """
-    for name, most in SENSIBLE_MOST.items():
+    for name, most in LARGEST_VALUES.items():
         value = getattr(parameters, name)
         if value is not None and value > most:
             raise BatchingParametersError(f"{name} must be at most {most}; was {value}")

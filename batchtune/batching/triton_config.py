@@ -16,7 +16,7 @@ from batchtune.batching import text_proto
 from batchtune.batching.parameters import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_ENQUEUED_BATCHES,
-    SENSIBLE_MOST,
+    LARGEST_VALUES,
     UINT32_MAX,
     BatchingFile,
     BatchingParameters,
@@ -434,7 +434,7 @@ def parse_config_pbtxt(text: str, *, source: str) -> BatchingFile:
 def _add_setting(settings: dict[str, Any], field: Field, source: str) -> None:
     """Add a field of `dynamic_batching` to the settings, under the name that a scenario uses."""
     if field.name == "preferred_batch_size":
-        size = text_proto.whole_number(field, source=source, least=1, most=SENSIBLE_MOST["max_batch_size"])
+        size = text_proto.whole_number(field, source=source, least=1, most=LARGEST_VALUES["max_batch_size"])
         settings.setdefault(field.name, []).append(size)
     elif field.name == "preserve_ordering":
         settings[field.name] = text_proto.boolean(field, source=source)
@@ -477,8 +477,8 @@ def _count(group: Field, source: str) -> int:
 
 
 def _number(field: Field, parameter: str, source: str) -> int:
-    """Return the field's value, 0 to the SENSIBLE_MOST of the TensorFlow Serving parameter that it corresponds to."""
-    return text_proto.whole_number(field, source=source, least=0, most=SENSIBLE_MOST[parameter])
+    """Return the field's value, 0 to the LARGEST_VALUES of the TensorFlow Serving parameter that it corresponds to."""
+    return text_proto.whole_number(field, source=source, least=0, most=LARGEST_VALUES[parameter])
 
 
 def _last(fields: Iterable[Field], name: str) -> Field | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from batchtune.errors import UsageError
-from batchtune.server.log import let_go, say, say_error
+from batchtune.server.log import flush_stderr, say, say_error
 from batchtune.server.memory import share_one_heap
 from batchtune.server.server_flags import help_text, parse_flags
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _serve(argv)
     finally:
-        let_go()
+        flush_stderr()
 
 
 def _serve(argv: Sequence[str] | None) -> int:

@@ -40,7 +40,7 @@ def flush() -> None:
     _write("")
 
 
-def let_go() -> None:
+def flush_stderr() -> None:
     """Flush stderr before Python exits; where that fails point it at /dev/null.
 
     Otherwise Python's own flush would fail, with exit code 120.

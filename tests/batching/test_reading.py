@@ -19,7 +19,7 @@ from batchtune.batching.kubernetes import (
     kubernetes_name,
 )
 from batchtune.batching.parameters import (
-    SENSIBLE_MOST,
+    LARGEST_VALUES,
     BatchingFile,
     BatchingParameters,
     Configuration,
@@ -41,7 +41,7 @@ def parameters_of_a_server(draw: st.DrawFn) -> BatchingParameters:
     text = st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=9)
     return BatchingParameters(
         max_batch_size=size if some else None,
-        batch_timeout_micros=draw(st.none() | st.integers(0, SENSIBLE_MOST["batch_timeout_micros"])),
+        batch_timeout_micros=draw(st.none() | st.integers(0, LARGEST_VALUES["batch_timeout_micros"])),
         max_enqueued_batches=draw(st.none() | st.integers(1, 2**31 - 1)),
         num_batch_threads=draw(WORKERS),
         thread_pool_name=draw(st.none() | text),

@@ -105,11 +105,14 @@ def print_plan(plan: ReplicaPlan, twin: Twin, *, configuration: Configuration, r
     said = f"{counted(plan.advised, 'replica')} for {rounded(plan.rate_rps)} requests/s with {promise}{down}{label}"
     tables.print_text(*doubts(twin), said, bold=True)
     replicas = plan.replicas
-    spread = "" if replicas.low == replicas.high else f" ({replicas.low:,.0f} to {replicas.high:,.0f})"
+    spread = (
+        "" if replicas.low == replicas.high else f" (they need {replicas.low:,.0f} to {replicas.high:,.0f})"
+    )
     lines = [
         (
-            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough in 95 % of the simulator's "
-            f"fits to the trials{spread}. Its own error (see Accuracy) is not included."
+            f"Confidence: {_left(plan):,} {'is' if _left(plan) == 1 else 'are'} enough in "
+            f"{percentage(plan.kept_ratio)} of the simulator's fits to the trials{spread}. Its own error (see "
+            f"Accuracy) is not included."
             if twin.reliable
             else f"Confidence: none{spread}, since the simulator is too inaccurate (see Accuracy)."
         ),
@@ -204,9 +207,7 @@ def _left(plan: ReplicaPlan) -> int:
 
 def _failure_line(plan: ReplicaPlan, failure: Failure) -> str:
     without = ", ".join(f"{name} {tables.latency(expected)}" for name, expected in failure.latency_s.items())
-    return (
-        f"With {failure.down:,} down: {_left(plan):,} of {plan.advised:,} meet every limit, with {without}."
-    )
+    return f"With {failure.down:,} down: {_left(plan):,} of {plan.advised:,} are left, with {without}."
 
 
 def _cells(point: Simulated) -> list[str]:

@@ -296,8 +296,9 @@ class Failure:
 class ReplicaPlan:
     """How many replicas keep every limit at a rate.
 
-    `replicas`: median over the twin's readings, with the interval of 95 % of them. `advised`: enough by 95 % of the
-    readings, and as many more as may be down.
+    `replicas`: median over the twin's readings, with the interval of 95 % of them, each moved into the measured
+    bracket. `advised`: enough by 95 % of the readings so moved, and as many more as may be down. `kept_ratio`: share of
+    the readings themselves whose prediction keeps every limit with as many down.
     `per_replica_rps`: the rate that one replica may get, by the limits and at most 90 % of its `saturation_rps`.
     `by_saturation_alone`: enough by 95 % of the readings, whatever the latency, if each gets 90 % of its saturation.
     `latency_s` (quantile name -> seconds), `mean_batch_rows`, `busy_ratio`: expected with `advised` replicas.
@@ -313,6 +314,7 @@ class ReplicaPlan:
     routing: Routing
     replicas: Estimate
     advised: int
+    kept_ratio: float
     per_replica_rps: Estimate
     saturation_rps: float
     by_saturation_alone: int
@@ -388,7 +390,15 @@ class Replicas:
         needed, shares = self._needed(rate_rps)
         enough = _enough(needed)
         advised = enough if self._failing is None else self._failing.fleet(enough)
-        expected = self.predict(rate_rps, advised)
+        expected = fewest = self.predict(rate_rps, advised)
+        failure = None
+        if self._failing is not None:
+            down = self._failing.down(advised)
+            fewest = self.predict(rate_rps, advised - down)
+            busy_ratio = float(np.median(fewest.busy_ratio))
+            failure = Failure(down=down, latency_s=_estimates(fewest), busy_ratio=busy_ratio)
+        in_time = [fewest.latency_s[limit.name] <= limit.seconds for limit in self._limits]
+        kept = np.all([fewest.error_ratio <= self._error_ratio, *in_time], axis=0)
         share = estimate_of(shares)
         return ReplicaPlan(
             rate_rps=rate_rps,
@@ -397,15 +407,16 @@ class Replicas:
             routing=self._routing,
             replicas=estimate_of(needed),
             advised=advised,
+            kept_ratio=float(np.mean(kept)),
             per_replica_rps=share,
             # What runs held, or most readings allow, may be more than what saturates the best reading.
             saturation_rps=max(self._twin.saturation_rps(self._batcher, self._traffic), share.value),
             by_saturation_alone=_enough(_replicas(rate_rps, np.maximum(self._ceilings(), shares))),
-            latency_s={name: expected.latency(name) for name in expected.latency_s},
+            latency_s=_estimates(expected),
             mean_batch_rows=float(np.median(expected.mean_batch_rows)),
             busy_ratio=float(np.median(expected.busy_ratio)),
             simulated_replicas=min(advised, POOL_MOST),
-            failure=self._failure(rate_rps, advised),
+            failure=failure,
             measured=self._measured,
             twin_rps=self._twin_rps,
             extrapolations=expected.extrapolations,
@@ -447,17 +458,6 @@ class Replicas:
                 hint="plan for a lower rate, or relax the limit if it is near what a single request takes",
             )
         return needed, shares
-
-    def _failure(self, rate_rps: float, replicas: int) -> Failure | None:
-        if self._failing is None:
-            return None
-        down = self._failing.down(replicas)
-        without = self.predict(rate_rps, replicas - down)
-        return Failure(
-            down=down,
-            latency_s={name: without.latency(name) for name in without.latency_s},
-            busy_ratio=float(np.median(without.busy_ratio)),
-        )
 
     def _notes(self, advised: int) -> tuple[Coded, ...]:
         notes = []
@@ -509,6 +509,10 @@ class Replicas:
             )
             self._highest_of_pool[pool] = np.asarray(rates / pool)
         return self._highest_of_pool[pool]
+
+
+def _estimates(prediction: Prediction) -> dict[str, Estimate]:
+    return {name: prediction.latency(name) for name in prediction.latency_s}
 
 
 def _enough(needed: NDArray[np.float64]) -> int:

@@ -467,7 +467,7 @@ def test_a_plan_that_spares_replicas_says_what_is_left(ask: Ask) -> None:
     assert code == 0
     said = " ".join(text.split())
     assert "while 2 of them may be down" in said
-    assert f"{plan['advised'] - 2} of {plan['advised']} meet every limit" in said
+    assert f"{plan['advised'] - 2} of {plan['advised']} are left, with" in said
 
 
 def test_the_scenarios_own_steps_are_simulated_as_what_is_offered(ask: Ask, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from batchtune.report.twin_text import print_plan
 from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_to, highest_rates
 from batchtune.twin.simulator.simulate import Routing
 from batchtune.twin.twin import Twin
+from batchtune.units import percentage
 from tests.twin.test_replicas import P95, POISSON, twin_of
 from tests.twin.twin_fakes import batcher_of
 
@@ -121,4 +122,18 @@ def test_a_plan_of_an_inaccurate_twin_begins_by_saying_so(
     print_plan(plan, judged, configuration=Configuration(batching=None), run=Path("results/fake"))
     said = capsys.readouterr().out
     assert said.startswith(first)
-    assert ("95 % of the simulator's" in said) is judged.reliable
+    assert ("100 % of the simulator's" in said) is judged.reliable
+
+
+def test_a_plan_says_in_how_many_fits_the_figures_beside_it_keep_the_limits(
+    twin: Twin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each replica gets all that one was measured to serve, more than the two slowest of six readings can."""
+    measured = MeasuredRates(held_rps=1.02 * highest(twin), missed_rps=None)
+    plan = planned(twin, 2.0 * measured.held_rps, measured)
+    assert (plan.advised, plan.replicas.high) == (2, 2.0)
+    assert plan.latency_s["p95"].high > P95.seconds
+    assert 0.0 < plan.kept_ratio < 0.95
+    print_plan(plan, twin, configuration=Configuration(batching=None), run=Path("results/fake"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"2 are enough in {percentage(plan.kept_ratio)} of the simulator's fits" in said

@@ -331,7 +331,8 @@ def require_sensible(parameters: BatchingParameters) -> None:
 
 
 def to_dict(parameters: BatchingParameters) -> dict[str, Any]:
-    """Return the parameters that are present, name -> value, in TF Serving's order; sizes as a list."""
+    """Return the parameters that are present, name -> value, in TF Serving's order; sizes as a list. A
+    pad_variable_length_inputs of False, the default, is left out."""
     present: dict[str, Any] = {}
     for name in PARAMETER_NAMES:
         value = getattr(parameters, name)

@@ -65,7 +65,8 @@ def framework_for(name: str) -> Framework:
 
 
 def cache_path(name: str, framework: Framework) -> Path:
-    """Return the base path (holding version directories) where the sample model is or will be exported.
+    """Return the base path (holding version directories) where the sample model is or will be exported: in
+    BATCHTUNE_CACHE_DIR, else in the user's cache (XDG_CACHE_HOME, `~/.cache`).
 
     The framework's version is part of it: what one release exports an older one may not read.
     """

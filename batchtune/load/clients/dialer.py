@@ -129,8 +129,8 @@ class Dialer:
 
 
 def descriptors_free() -> int:
-    """Raise the soft limit of open files to the hard one; return how many sockets this process may open: the limit less
-    64 for other files, at least 1."""
+    """Raise the soft limit of open files to the hard one, unless that is infinite; return how many sockets this process
+    may open: the limit less 64 for other files, at least 1."""
     descriptors_reserved = 64
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and hard != resource.RLIM_INFINITY:

@@ -14,10 +14,11 @@ from batchtune.wire.status import StatusError
 
 
 def load_model(version_directory: Path, options: ServerFlags) -> LoadedModel:
-    """Load the model of a version directory with the backend that its files call for.
+    """Load the model of a version directory with the backend that its files call for; of several the first of
+    emulated.yaml, a SavedModel, ONNX and PyTorch.
 
     Raises:
-        StatusError: NOT_FOUND without a known model file; else the backend's error.
+        StatusError: NOT_FOUND without a known model file, UNIMPLEMENTED for a pipeline.yaml; else the backend's error.
     """
     if (version_directory / "emulated.yaml").is_file():
         from batchtune.server.backends.emulated import load_emulated_model

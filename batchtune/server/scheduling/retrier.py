@@ -132,7 +132,8 @@ class BatchSchedulerRetrier:
         return bool(self._waiting)
 
     def process(self, attempt: _Attempt) -> None:
-        """Schedule a task again; if it is refused, queue another attempt; called by the retrier's thread."""
+        """Schedule a task again; called by the retrier's thread. Where it is refused as UNAVAILABLE, another attempt is
+        queued while there is time; any other refusal, or the last, goes to `on_refused`."""
         try:
             attempt.queue.schedule(attempt.task)
             self._end_one()

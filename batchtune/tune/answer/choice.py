@@ -35,7 +35,8 @@ class Capacities:
     def chosen(self) -> Contender | None:
         """Return the contender to recommend; None: none held a rate.
 
-        The one with the highest stated rate; a simpler reference confirmed within LEVEL of it is preferred.
+        The one with the highest stated rate; a simpler reference confirmed within LEVEL of it is preferred, unless only
+        the other would be established.
         """
         known = [c for c in self.search.contenders if self.value(c) > 0.0]
         if not known:

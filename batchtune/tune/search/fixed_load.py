@@ -89,7 +89,8 @@ class FixedLoadSearch(Search):
         return fresh if len(fresh) >= FRESH else runs
 
     def standing(self, contender: Contender, beside: Contender | None = None) -> Standing | None:
-        """Return a contender's merit from its `counted_runs`; None: none of these has a figure."""
+        """Return a contender's merit from its `counted_runs`; None: none of these has a figure. `high` of a lone run is
+        inf where latencies differ more from run to run than is assumed, unless it missed by far."""
         counted = self.counted_runs(contender, beside)
         merits = [merit for run in counted if math.isfinite(merit := self.merit(run))]
         if not merits:

@@ -36,7 +36,8 @@ _HINT = "give sqlite:///FILE"
 def export_study(trials: Sequence[Trial], scenario: Scenario, url: str) -> str:
     """Write the contenders of these trials to an Optuna study; `url`: `sqlite:///FILE`.
 
-    Returns the name of the study: the scenario's name and the start of the first trial, `NAME-20261127T031500`.
+    Returns the name of the study: the scenario's name and the start of the first trial, `NAME-20261127T031500`. A study
+    of that name is replaced, but for the trials in it that are not from here.
 
     Raises:
         UsageError: there are no trials, the URL is not of SQLite, or the file cannot be written.

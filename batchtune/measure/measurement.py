@@ -409,7 +409,7 @@ def measure(
     throughput_rps = rate_estimate(done_ns, ends, weights=np.full(len(done_ns), float(one_in)))
     errors = error_counts(samples, window)
     tokens = None if samples.streams is None else _tokens(samples, good, window)
-    told = (
+    noted = (
         *client_caveats(
             client, limit_s=limit_s, rate_rps=throughput_rps.value, client_max_rps=client_max_rps
         ),
@@ -421,8 +421,8 @@ def measure(
         *notes,
     )
     endpoints = endpoint_figures(samples, window)
-    verdict, reason, decision = (None, as_text(""), None) if slo is None else judge(run, slo, told, latency_s)
-    distrust = (*told, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
+    verdict, reason, decision = judge(run, slo, noted, latency_s) if slo else (None, as_text(""), None)
+    distrust = (*noted, *endpoint_caveats(endpoints), *_thin_caveats(run, latency_s, verdict))
     return Measurement(
         requests=one_in * len(run.due_ns),
         window_s=window.seconds,

@@ -105,7 +105,7 @@ def parse_manifests(text: str, *, source: str) -> Manifests:
 
     Raises:
         BatchingParametersError: no YAML, several files or servers, args that name a file which is in no ConfigMap, a
-            shell that starts the server, or no server at all.
+            shell that starts the server, a Triton without a config.pbtxt, or no server at all.
     """
     usual = ("batching_parameters.txt", "config.pbtxt")
     # Keys of which one is in every manifest that runs a server.

@@ -25,6 +25,10 @@ def _flag(default: Any, meaning: str, *, choices: tuple[str, ...] = (), ours: bo
     return field(default=default, metadata={"help": meaning, "choices": choices, "ours": ours})
 
 
+def _switch(meaning: str, *, default: bool = False, ours: bool = False) -> Any:
+    return _flag(default, meaning, ours=ours)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFlags:
     """The value of every flag that has an effect, by the flag's name."""
@@ -38,14 +42,11 @@ class ServerFlags:
     )
     rest_api_port: int = _flag(0, "REST port, also of the metrics; 0: no REST; must differ from --port")
     rest_api_timeout_in_ms: int = _flag(30000, "limit of a REST request, in the queue and in the model")
-    rest_api_enable_cors_support: bool = _flag(
-        default=False, meaning="answer CORS preflights, allow all origins"
-    )
-    enable_batching: bool = _flag(default=False, meaning="merge requests into batches")
+    rest_api_enable_cors_support: bool = _switch("answer CORS preflights, allow all origins")
+    enable_batching: bool = _switch("merge requests into batches")
     batching_parameters_file: str = _flag("", "text BatchingParameters; needs --enable_batching")
-    enable_per_model_batching_parameters: bool = _flag(
-        default=False,
-        meaning="read batching_params.pbtxt in each version directory; without one: not batched",
+    enable_per_model_batching_parameters: bool = _switch(
+        "read batching_params.pbtxt in each version directory; without one: not batched"
     )
     model_name: str = _flag("default", "name of the model under --model_base_path")
     model_base_path: str = _flag("", "directory of numeric version directories")
@@ -63,24 +64,22 @@ class ServerFlags:
         0.0, "share of GPU memory taken at the start; 0: as needed"
     )
     saved_model_tags: str = _flag("serve", "comma-separated tags of the graph to load")
-    enable_model_warmup: bool = _flag(default=True, meaning="run the model before it becomes AVAILABLE")
+    enable_model_warmup: bool = _switch("run the model before it becomes AVAILABLE", default=True)
     num_request_iterations_for_warmup: int = _flag(0, "runs of each warm-up request; 0: one")
     monitoring_config_file: str = _flag("", "text MonitoringConfig with prometheus_config { enable, path }")
-    enable_grpc_healthcheck_service: bool = _flag(default=False, meaning="serve grpc.health.v1.Health")
-    enable_serialization_as_tensor_content: bool = _flag(
-        default=False, meaning="answer gRPC with tensor_content, not *_val fields"
+    enable_grpc_healthcheck_service: bool = _switch("serve grpc.health.v1.Health")
+    enable_serialization_as_tensor_content: bool = _switch(
+        "answer gRPC with tensor_content, not *_val fields"
     )
-    enable_signature_method_name_check: bool = _flag(
-        default=False, meaning="Predict only signatures with the predict method"
-    )
-    allow_version_labels_for_unavailable_models: bool = _flag(
-        default=False, meaning="accept labels of versions that are not AVAILABLE"
+    enable_signature_method_name_check: bool = _switch("Predict only signatures with the predict method")
+    allow_version_labels_for_unavailable_models: bool = _switch(
+        "accept labels of versions that are not AVAILABLE"
     )
     rest_api_max_body_bytes: int = _flag(
         64 << 20, "a longer REST request body, as sent or inflated, is refused", ours=True
     )
-    rest_api_enable_gzip_answers: bool = _flag(
-        default=False, meaning="compress answers to REST clients that accept gzip", ours=True
+    rest_api_enable_gzip_answers: bool = _switch(
+        "compress answers to REST clients that accept gzip", ours=True
     )
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0: all", ours=True)
     batch_scheduler: str = _flag(
@@ -88,10 +87,8 @@ class ServerFlags:
     )
     batch_retry_max_time_micros: int = _flag(0, "how long to retry a full queue; 0: fail at once", ours=True)
     batch_retry_delay_micros: int = _flag(100, "pause between such retries", ours=True)
-    zero_padding: bool = _flag(
-        default=False,
-        meaning="with pad_variable_length_inputs: pad with zeros, not with the first element",
-        ours=True,
+    zero_padding: bool = _switch(
+        "with pad_variable_length_inputs: pad with zeros, not with the first element", ours=True
     )
     length_buckets: str = _flag(
         "", "32,64,128: lengths up to which requests share a queue; auto: by the requests", ours=True
@@ -102,9 +99,7 @@ class ServerFlags:
         choices=("device", "unit", "early"),
         ours=True,
     )
-    allow_model_code: bool = _flag(
-        default=False, meaning="run the code, and query the stores, that stages.yaml names", ours=True
-    )
+    allow_model_code: bool = _switch("run the code, and query the stores, that stages.yaml names", ours=True)
     processes_per_replica: int = _flag(
         0, "Cortex: batch threads, and with --threads_per_process the limit of requests in flight", ours=True
     )
@@ -113,12 +108,8 @@ class ServerFlags:
         "Cortex: processes_per_replica * this many requests in flight, more wait; 0: no limit",
         ours=True,
     )
-    enable_tuning_api: bool = _flag(
-        default=False, meaning="GET, PUT /v1/tuning/batching_parameters; loopback only", ours=True
-    )
-    enable_grpc_reflection: bool = _flag(
-        default=False, meaning="serve grpc.reflection, for tools such as grpcurl", ours=True
-    )
+    enable_tuning_api: bool = _switch("GET, PUT /v1/tuning/batching_parameters; loopback only", ours=True)
+    enable_grpc_reflection: bool = _switch("serve grpc.reflection, for tools such as grpcurl", ours=True)
     device: str = _flag("auto", "where models run: auto, cpu, cuda or cuda:N", ours=True)
     torch_dtype: str = _flag(
         "as_exported",

@@ -75,13 +75,9 @@ def answering_at(text: str) -> Address:
         raise UsageError(
             f"{text}: no address of a server", hint="write HOST:PORT/MODEL, or http://HOST:PORT/MODEL"
         )
-    named = _MODEL.match(parts["path"] or "")
-    model = named["name"] if named else None
-    scheme, authority = parts["scheme"], parts["authority"]
-    if scheme in ("grpc", "grpcs"):
+    model, scheme, authority = _model_in(parts), parts["scheme"], parts["authority"]
+    if (endpoint := _rest_endpoint(parts)) is None:
         return _by_grpc(text, f"{scheme}://{authority}", model)
-    rest_url = f"{scheme or 'http'}://{authority}"
-    endpoint = _rest_endpoint(rest_url)
     spoken = _spoken(endpoint)
     if spoken is None and scheme is not None:
         raise _no_model_server(endpoint, model)
@@ -93,8 +89,8 @@ def answering_at(text: str) -> Address:
                 raise
             raise _no_model_server(endpoint, model) from error
     if model is None:
-        model = _only_model(text, rest_url) if spoken == "kserve_rest" else _no_model(text)
-    return Address(model=model, protocol=spoken, rest_url=rest_url)
+        model = _only_model(text, endpoint) if spoken == "kserve_rest" else _no_model(text)
+    return Address(model=model, protocol=spoken, rest_url=endpoint.rest_url)
 
 
 def attachable(address: Address) -> dict[str, Any] | None:
@@ -129,16 +125,13 @@ def preset_at(text: str) -> str | None:
         UsageError: there are several models and none is named, or the server cannot be given parameters.
     """
     parts = _ADDRESS.fullmatch(text)
-    if parts is None or parts["scheme"] in ("grpc", "grpcs"):
+    if parts is None or (endpoint := _rest_endpoint(parts)) is None:
         return None
-    rest_url = f"{parts['scheme'] or 'http'}://{parts['authority']}"
-    endpoint = _rest_endpoint(rest_url)
-    named = _MODEL.match(parts["path"] or "")
-    name = named["name"] if named else None
+    name = _model_in(parts)
     if isinstance((status := _document(endpoint, "/api/serve/applications/")).get("applications"), dict):
         return _ray_serve(text, endpoint, status, name)
     if "mlserver" in str(_document(endpoint, "/v2").get("name")):
-        return _mlserver(text, endpoint, name or _only_model(text, rest_url))
+        return _mlserver(text, endpoint, name or _only_model(text, endpoint))
     return None
 
 
@@ -152,9 +145,8 @@ def language_model_at(text: str) -> dict[str, Any] | None:
         UsageError: there are several models and none is named, or the named one is missing.
     """
     parts = _ADDRESS.fullmatch(text)
-    if parts is None or parts["scheme"] in ("grpc", "grpcs"):
+    if parts is None or (endpoint := _rest_endpoint(parts)) is None:
         return None
-    endpoint = _rest_endpoint(f"{parts['scheme'] or 'http'}://{parts['authority']}")
     owners = listed_models(endpoint)
     if not owners:
         return None
@@ -193,9 +185,8 @@ def http_app_at(text: str) -> str | None:
         TargetError: nobody answers there, or not by HTTP.
     """
     parts = _ADDRESS.fullmatch(text)
-    if parts is None or parts["scheme"] not in ("http", "https"):
+    if parts is None or not parts["scheme"] or (endpoint := _rest_endpoint(parts)) is None:
         return None
-    endpoint = _rest_endpoint(f"{parts['scheme']}://{parts['authority']}")
     # An app may have an `error` for a path that it lacks too; TensorFlow Serving has these words.
     if _spoken(endpoint) == "kserve_rest" or "Malformed request" in str(
         _document(endpoint, "/v2").get("error")
@@ -309,8 +300,17 @@ def _document(endpoint: Endpoint, path: str) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _rest_endpoint(rest_url: str) -> Endpoint:
+def _rest_endpoint(parts: re.Match[str]) -> Endpoint | None:
+    """Return the endpoint of an address's REST API; None: its scheme says gRPC."""
+    if parts["scheme"] in ("grpc", "grpcs"):
+        return None
+    rest_url = f"{parts['scheme'] or 'http'}://{parts['authority']}"
     return external_endpoint(model_name="", rest_url=rest_url, grpc_url=None)
+
+
+def _model_in(parts: re.Match[str]) -> str | None:
+    named = _MODEL.match(parts["path"] or "")
+    return named["name"] if named else None
 
 
 def _spoken(endpoint: Endpoint) -> Protocol | None:
@@ -371,10 +371,9 @@ def _by_grpc(text: str, grpc_url: str, model: str | None) -> Address:
     return address
 
 
-def _only_model(text: str, rest_url: str) -> str:
+def _only_model(text: str, endpoint: Endpoint) -> str:
     """Return the one model that is ready on a KServe server with a repository; raises UsageError where there
     are none or several."""
-    endpoint = _rest_endpoint(rest_url)
     try:
         index = answer_of(endpoint, "/v2/repository/index", method="POST", json={}).json()
         names = sorted({entry["name"] for entry in index if entry.get("state", "READY") == "READY"})

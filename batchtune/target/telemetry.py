@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 
 from batchtune.scenario.spec.http_server import MetricsSpec
 from batchtune.target.endpoint import Endpoint, answer_of
@@ -220,18 +221,24 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
     if _went_back(before.series, after.series):
         peak = after.memory_peak_bytes
         return ServerActivity(duration_s=duration_s, went_back=True, server_cpu_s=cpu, memory_peak_bytes=peak)
-    change = _Change(before, after)
+    change = partial(_change, before.series, after.series)
+
+    def total(name: str) -> float:
+        return sum(change(name).values())
+
     # TensorFlow Serving counts each batch once under its exact size there; its histogram of sizes is coarser.
-    batches_by_rows = change.by_rows(f"{_OURS}batch_execution_count", "batch_size") or change.by_rows(
-        f"{_SESSION}padding_size_count", "execution_batch_size"
+    batches_by_rows = _by_rows(change(f"{_OURS}batch_execution_count"), "batch_size") or _by_rows(
+        change(f"{_SESSION}padding_size_count"), "execution_batch_size"
     )
-    micros_by_rows = change.by_rows(f"{_OURS}batch_execution_micros_total", "batch_size")
-    batches = round(change.total(f"{_SESSION}wrapped_run_count")) or sum(batches_by_rows.values())
-    rows = round(change.total(f"{_SESSION}processed_batch_size_sum"))
-    padding = change.total(f"{_SESSION}padding_size_sum")
-    waits = change.total(f"{_SESSION}queuing_latency_count")
-    busy_micros = change.total(f"{_OURS}device_busy_micros_total")
-    gpus = change.by_device(f"{_OURS}gpu_busy_micros_total", "gpu")
+    micros_by_rows = _by_rows(change(f"{_OURS}batch_execution_micros_total"), "batch_size")
+    batches = round(total(f"{_SESSION}wrapped_run_count")) or sum(batches_by_rows.values())
+    rows = round(total(f"{_SESSION}processed_batch_size_sum"))
+    padding = total(f"{_SESSION}padding_size_sum")
+    waits = total(f"{_SESSION}queuing_latency_count")
+    busy_micros = total(f"{_OURS}device_busy_micros_total")
+    gpus = {
+        dict(labels).get("gpu", ""): busy for labels, busy in change(f"{_OURS}gpu_busy_micros_total").items()
+    }
     busiest = max(gpus, key=gpus.__getitem__, default=None)
     memory = {
         dict(labels).get("gpu"): value
@@ -249,28 +256,28 @@ def activity(before: Counters, after: Counters) -> ServerActivity:
             for size, count in batches_by_rows.items()
             if count and size in micros_by_rows
         },
-        queue_wait_mean_s=change.total(f"{_SESSION}queuing_latency_sum") / waits / 1e6 if waits else None,
-        close_reasons=change.by_label(f"{_OURS}batch_close_count", "reason"),
-        rejected=change.by_label(f"{_OURS}rejected_count", "reason"),
-        requests_by_status=change.by_label(":tensorflow:serving:request_count", "status"),
+        queue_wait_mean_s=total(f"{_SESSION}queuing_latency_sum") / waits / 1e6 if waits else None,
+        close_reasons=_by_label(change(f"{_OURS}batch_close_count"), "reason"),
+        rejected=_by_label(change(f"{_OURS}rejected_count"), "reason"),
+        requests_by_status=_by_label(change(":tensorflow:serving:request_count"), "status"),
         padding_ratio=padding / rows if rows else None,
         device_busy_ratio=busy_micros / 1e6 / duration_s if busy_micros else None,
         server_cpu_s=cpu,
         memory_peak_bytes=after.memory_peak_bytes,
-        event_loop_lag_p99_s=change.histogram_quantile_s(f"{_OURS}event_loop_lag_bucket", 0.99),
+        event_loop_lag_p99_s=_histogram_quantile_s(change(f"{_OURS}event_loop_lag_bucket"), 0.99),
         emulated=any(value > 0 for value in after.series.get(f"{_OURS}emulated_device", {}).values()),
         device_parallel=any(value > 0 for value in parallel.values()) if parallel else None,
         requests_inside=after.series.get(_INSIDE, {}).get(()),
         gpu_busy_ratio=None if busiest is None else gpus[busiest] / 1e6 / duration_s,
         gpu_memory_used_bytes=None if busiest is None else memory.get(busiest),
-        model_batches=change.by_label(f"{_OURS}model_batches_total", "model_name"),
-        model_batch_rows=change.by_label(f"{_OURS}model_batch_rows_total", "model_name"),
-        model_batch_micros=change.by_label(f"{_OURS}model_batch_micros_total", "model_name"),
-        bucket_batches=change.by_label(f"{_OURS}length_bucket_batches_total", "bucket"),
-        bucket_rows=change.by_label(f"{_OURS}length_bucket_rows_total", "bucket"),
-        bucket_sent_elements=change.by_label(f"{_OURS}length_bucket_sent_elements_total", "bucket"),
-        bucket_padding_elements=change.by_label(f"{_OURS}length_bucket_padding_elements_total", "bucket"),
-        bucket_execution_micros=change.by_label(f"{_OURS}length_bucket_execution_micros_total", "bucket"),
+        model_batches=_by_label(change(f"{_OURS}model_batches_total"), "model_name"),
+        model_batch_rows=_by_label(change(f"{_OURS}model_batch_rows_total"), "model_name"),
+        model_batch_micros=_by_label(change(f"{_OURS}model_batch_micros_total"), "model_name"),
+        bucket_batches=_by_label(change(f"{_OURS}length_bucket_batches_total"), "bucket"),
+        bucket_rows=_by_label(change(f"{_OURS}length_bucket_rows_total"), "bucket"),
+        bucket_sent_elements=_by_label(change(f"{_OURS}length_bucket_sent_elements_total"), "bucket"),
+        bucket_padding_elements=_by_label(change(f"{_OURS}length_bucket_padding_elements_total"), "bucket"),
+        bucket_execution_micros=_by_label(change(f"{_OURS}length_bucket_execution_micros_total"), "bucket"),
     )
 
 
@@ -289,57 +296,32 @@ def _went_back(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled]) 
     )
 
 
-class _Change:
-    """Differences between the counters of two readings."""
+def _change(before: Mapping[str, _Labelled], after: Mapping[str, _Labelled], name: str) -> _Series:
+    """Return the differences between the counters called `name` of two readings, by their labels."""
+    earlier = before.get(name, {})
+    return {labels: value - earlier.get(labels, 0.0) for labels, value in after.get(name, {}).items()}
 
-    def __init__(self, before: Counters, after: Counters) -> None:
-        self._before = before.series
-        self._after = after.series
 
-    def each(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-        earlier = self._before.get(name, {})
-        return {
-            labels: value - earlier.get(labels, 0.0) for labels, value in self._after.get(name, {}).items()
-        }
+def _by_label(changes: _Labelled, label: str) -> dict[str, int]:
+    """Return label value -> the sum of the changes above 0 of the counters with this value."""
+    counts: dict[str, int] = defaultdict(int)
+    for labels, change in changes.items():
+        if change > 0:
+            counts[dict(labels).get(label, "")] += round(change)
+    return dict(sorted(counts.items()))
 
-    def total(self, name: str) -> float:
-        return sum(self.each(name).values())
 
-    def by_label(self, name: str, *wanted: str) -> dict[str, int]:
-        """Return label values, joined by dots -> the sum of the changes above 0 of the counters with these values."""
-        counts: dict[str, int] = defaultdict(int)
-        for labels, change in self.each(name).items():
-            if change > 0:
-                values = dict(labels)
-                counts[".".join(values.get(label, "") for label in wanted)] += round(change)
-        return dict(sorted(counts.items()))
+def _by_rows(changes: _Labelled, label: str) -> dict[int, int]:
+    counts = _by_label(changes, label).items()
+    return dict(sorted((int(rows), count) for rows, count in counts if rows.isdigit()))
 
-    def by_device(self, name: str, label: str) -> dict[str, float]:
-        """Return value of this label -> change of that device's counter, 0 for an idle device; {}: there is no such
-        counter."""
-        return {dict(labels).get(label, ""): change for labels, change in self.each(name).items()}
 
-    def by_rows(self, name: str, label: str) -> dict[int, int]:
-        return {
-            int(rows): count
-            for rows, count in sorted(
-                self.by_label(name, label).items(),
-                key=lambda item: int(item[0]) if item[0].isdigit() else -1,
-            )
-            if rows.isdigit()
-        }
-
-    def histogram_quantile_s(self, name: str, quantile: float) -> float | None:
-        """Return a lower bound of the quantile, in seconds: the lower edge of the bucket that holds it; None: no
-        samples."""
-        edges = self._cumulative(name)
-        if not edges or edges[-1][1] <= 0:
-            return None
-        wanted = quantile * edges[-1][1]
-        return max((edge for edge, cumulative in edges if cumulative < wanted), default=0.0) / 1e6
-
-    def _cumulative(self, name: str) -> list[tuple[float, float]]:
-        sums: dict[float, float] = defaultdict(float)
-        for labels, change in self.each(name).items():
-            sums[float(dict(labels).get("le", "inf"))] += change
-        return sorted(sums.items())
+def _histogram_quantile_s(changes: _Labelled, quantile: float) -> float | None:
+    """Return a lower bound of the quantile (s): the lower edge of the bucket that holds it; None: no samples."""
+    cumulative: dict[float, float] = defaultdict(float)
+    for labels, change in changes.items():
+        cumulative[float(dict(labels).get("le", "inf"))] += change
+    most = cumulative[max(cumulative)] if cumulative else 0.0
+    if most <= 0:
+        return None
+    return max((edge for edge, count in cumulative.items() if count < quantile * most), default=0.0) / 1e6

@@ -17,7 +17,6 @@ from typing import Final, Self, cast
 from batchtune.errors import MeasurementInvalidError, UsageError
 from batchtune.load.calibration import calibrate
 from batchtune.load.cluster.host import (
-    ClockAccount,
     ClockReading,
     Host,
     Place,
@@ -279,7 +278,7 @@ class ClusterFleet:
         samples = [replace(part, started_ns=start_ns) for part in self._collected()]
         names = [worker.name for worker in self._workers]
         whole = summed_up(job, samples, client_cores=self.client_cores, names=names)
-        clocks = (f"{name}: {account.text()}" for name, account in zip(names, accounts, strict=True))
+        clocks = (f"{name}: {account}" for name, account in zip(names, accounts, strict=True))
         return replace(whole, notes=(*whole.notes, *clocks))
 
     def _prepare(self, parts: Sequence[WorkerJob], job: LoadJob) -> None:
@@ -340,13 +339,14 @@ class ClusterFleet:
                 readings.append(read_clock(worker.host.clock_ns, self._now_ns))
         return readings
 
-    def _clock_accounts(self, before: Sequence[ClockReading]) -> list[ClockAccount]:
+    def _clock_accounts(self, before: Sequence[ClockReading]) -> list[str]:
+        """Describe each worker's clock during a job; raises WorkerLostError where one was set or stopped."""
         accounts = []
         for worker, first, last in zip(self._workers, before, self._clocks(), strict=True):
-            account = ClockAccount(before=first, after=last)
+            account = first.account(last)
             accounts.append(account)
-            if account.is_lost:
-                raise self._lost(worker, f"its clock was set or stopped under the load ({account.text()})")
+            if first.is_lost(last):
+                raise self._lost(worker, f"its clock was set or stopped under the load ({account})")
         return accounts
 
     def _collected(self) -> list[Samples]:

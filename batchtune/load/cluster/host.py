@@ -35,43 +35,30 @@ class ClockReading:
     uncertainty_ns: int
     at_ns: int
 
+    def drift_ppm(self, later: ClockReading) -> tuple[float, float]:
+        """Return how much faster than ours the other clock ran until a later comparison, parts per million (negative:
+        slower), and its uncertainty, ±."""
+        elapsed_ns = max(1, later.at_ns - self.at_ns)
+        uncertainty_ns = self.uncertainty_ns + later.uncertainty_ns
+        return (later.offset_ns - self.offset_ns) / elapsed_ns * 1e6, uncertainty_ns / elapsed_ns * 1e6
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockAccount:
-    """A host's clock during one job, from comparisons with ours before and after it."""
-
-    before: ClockReading
-    after: ClockReading
-
-    @property
-    def drift_ppm(self) -> float:
-        """How much faster than ours the host's clock ran, parts per million; negative: slower."""
-        return (self.after.offset_ns - self.before.offset_ns) / self._elapsed_ns * 1e6
-
-    @property
-    def drift_uncertainty_ppm(self) -> float:
-        """Uncertainty of the drift, ± parts per million."""
-        return (self.before.uncertainty_ns + self.after.uncertainty_ns) / self._elapsed_ns * 1e6
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the clock moved further between the two comparisons than clocks drift, because somebody set or
-        stopped it."""
+    def is_lost(self, later: ClockReading) -> bool:
+        """Whether the clock moved further until a later comparison than clocks drift, because somebody set or stopped
+        it."""
         # NTP slews a clock by at most 500 ppm; two clocks by twice that against each other. Beyond it one was set or
         # held.
         drift_max_ppm = 1000.0
-        return abs(self.drift_ppm) - self.drift_uncertainty_ppm > drift_max_ppm
+        drift_ppm, uncertainty_ppm = self.drift_ppm(later)
+        return abs(drift_ppm) - uncertainty_ppm > drift_max_ppm
 
-    def text(self) -> str:
-        """Describe offset and drift, such as "clock +50.013 ± 0.110 ms against the head's, drift +100 ± 12 ppm"."""
+    def account(self, later: ClockReading) -> str:
+        """Describe offset and drift until a later comparison, such as "clock +50.013 ± 0.110 ms against the head's,
+        drift +100 ± 12 ppm"."""
+        drift_ppm, uncertainty_ppm = self.drift_ppm(later)
         return (
-            f"clock {self.before.offset_ns / 1e6:+,.3f} ± {self.before.uncertainty_ns / 1e6:.3f} ms "
-            f"against the head's, drift {self.drift_ppm:+.0f} ± {self.drift_uncertainty_ppm:.0f} ppm"
+            f"clock {self.offset_ns / 1e6:+,.3f} ± {self.uncertainty_ns / 1e6:.3f} ms "
+            f"against the head's, drift {drift_ppm:+.0f} ± {uncertainty_ppm:.0f} ppm"
         )
-
-    @property
-    def _elapsed_ns(self) -> int:
-        return max(1, self.after.at_ns - self.before.at_ns)
 
 
 def read_clock(theirs_ns: Callable[[], int], ours_ns: Callable[[], int], *, pings: int = 24) -> ClockReading:

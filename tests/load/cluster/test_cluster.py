@@ -27,7 +27,7 @@ from batchtune.load.cluster.cluster_fleet import (
     fleet_of,
     placement,
 )
-from batchtune.load.cluster.host import ClockAccount, ClockReading, Host, read_clock
+from batchtune.load.cluster.host import ClockReading, Host, read_clock
 from batchtune.load.fleet import LiveAggregate, LoadFleet, LoadInterrupted, LoadJob, split
 from batchtune.load.samples import Samples, merge
 from batchtune.report.findings import text_of
@@ -125,8 +125,8 @@ def test_the_shortest_round_trip_counts() -> None:
 def test_a_drift_within_what_its_readings_leave_open_is_no_reset() -> None:
     before = ClockReading(offset_ns=0, uncertainty_ns=2 * MS, at_ns=0)
     after = ClockReading(offset_ns=3 * MS, uncertainty_ns=2 * MS, at_ns=100 * MS)
-    assert not ClockAccount(before=before, after=after).is_lost
-    assert ClockAccount(before=before, after=replace(after, offset_ns=5 * MS)).is_lost
+    assert not before.is_lost(after)
+    assert before.is_lost(replace(after, offset_ns=5 * MS))
 
 
 def test_rows_come_back_in_chunks_and_are_the_same() -> None:

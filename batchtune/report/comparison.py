@@ -181,7 +181,7 @@ def noise_lines(floor: NoiseFloor) -> list[str]:
         )
     if floor.client_limited:
         lines.append("INVALID: client-limited; this is the spread of the load generator, not of the server")
-    return [*lines, *host_lines(floor.repeats, floor.noisy, floor.runs)]
+    return [*lines, *host_lines(floor.repeats, floor.noisy, floor.runs, is_void=floor.noisy == floor.runs)]
 
 
 def variant_line(trial: Trial, *, again: bool = False) -> str:
@@ -317,8 +317,14 @@ def _sure(comparison: Comparison) -> Fact:
     if comparison.disturbed:
         names = " and of ".join(comparison.disturbed)
         lines.append(f"The host disturbed every run of {names}, also when it was repeated.")
+    if any(pair.outcome == "host-disturbed" and pair.all_agree for pair in pairs):
+        lines.append(
+            "All blocks agree on which is better: on such a host so many that do tell variants apart: "
+            f"--blocks {2 * BLOCKS_NEEDED}."
+        )
     noisy = sum(variant.noisy for variant in comparison.variants)
-    lines += host_lines(comparison.repeats, noisy, sum(variant.runs for variant in comparison.variants))
+    runs = sum(variant.runs for variant in comparison.variants)
+    lines += host_lines(comparison.repeats, noisy, runs, is_void=bool(comparison.disturbed))
     return Fact(question="How confident is this?", headline=headline, lines=tuple(lines), tone=tone)
 
 
@@ -448,16 +454,20 @@ def _padding_lines(comparison: Comparison) -> list[str]:
     return [f"Length padding, of the elements computed: {shares}{ending}."]
 
 
-def host_lines(repeats: int, noisy: int, runs: int) -> list[str]:
+def host_lines(repeats: int, noisy: int, runs: int, *, is_void: bool) -> list[str]:
     """Return a line on how often the host disturbed the runs; [] where it did not.
 
     `repeats`: number of trials that were repeated because of it. `runs`: number of trials that count, of which
-    `noisy` were disturbed too.
+    `noisy` were disturbed too. `is_void`: so that a figure does not count.
     """
     if not repeats and not noisy:
         return []
     ending = "Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     if noisy == runs:
+        ending = (
+            "The variants are told apart since all blocks agree; on a quiet machine the factor may differ."
+        )
+    if is_void:
         ending = "The figures do not count; measure again on a quiet machine."
     sentence = (
         f"Host: {counted(repeats, 'trial')} repeated because the host was noisy; {noisy} of the {runs} runs that count "

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from batchtune.batching.parameters import Configuration
+from batchtune.cli.commands.compare import _exit_code
 from batchtune.errors import UsageError
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
@@ -241,24 +242,36 @@ def noisy(trial: Trial) -> Trial:
 class NoisyBench:
     """A bench whose host disturbs the trials of these numbers, and whose server dies under those of others."""
 
-    def __init__(self, disturbed: Callable[[int], bool], failed: Container[int] = ()) -> None:
+    def __init__(
+        self,
+        disturbed: Callable[[int], bool],
+        failed: Container[int] = (),
+        gain: Callable[[int], float] = lambda _: 1.0,
+    ) -> None:
         self._disturbed = disturbed
         self._failed = failed
+        self._gain = gain
 
     def run(self, plan: Any) -> FinishedTrial:
         failure = "the server died" if plan.number in self._failed else None
+        batches = plan.request.configuration.batching is not None
+        throughput = 100.0 * (self._gain(plan.request.block) if batches else 1.0)
         trial = replace(
-            planted(plan.number, throughput=100.0, p95_s=0.01, failure=failure), request=plan.request
+            planted(plan.number, throughput=throughput, p95_s=0.01, failure=failure), request=plan.request
         )
         return FinishedTrial(trial=noisy(trial) if self._disturbed(plan.number) else trial, samples=None)
 
 
 def run_on(
-    disturbed: Callable[[int], bool], *, blocks: int, failed: Container[int] = ()
+    disturbed: Callable[[int], bool],
+    *,
+    blocks: int,
+    failed: Container[int] = (),
+    gain: Callable[[int], float] = lambda _: 1.0,
 ) -> tuple[list[Trial], list[tuple[Variant, Plan, int]], Comparison]:
     variants = chosen_variants(scenarios(off=OFF, on=BATCHED))
     turns: list[tuple[Variant, Plan, int]] = []
-    bench: Any = NoisyBench(disturbed, failed)
+    bench: Any = NoisyBench(disturbed, failed, gain)
     done = compare(
         variants, blocks=blocks, bench_of=lambda _one: bench, on_turn=lambda *turn: turns.append(turn)
     )
@@ -304,6 +317,31 @@ def test_a_comparison_whose_runs_were_all_disturbed_is_called_invalid_everywhere
         assert "on: invalid: disturbed by the host" in printed
         assert "measurabl" not in printed
         assert "×" not in printed
+
+
+@pytest.mark.parametrize(
+    ("gains", "outcome", "advised"),
+    [
+        ([4.6, 4.1, 5.0, 4.4, 4.8, 4.5], "host-disturbed", True),
+        ([4.6, 0.9, 5.0, 4.4, 4.8, 4.5], "host-disturbed", False),
+        ([4.6, 4.1, 5.0, 4.4, 4.8, 4.5] * 2, "different", False),
+        ([0.7, 0.5, 0.8, 0.6, 0.7, 0.6] * 2, "different", False),
+        ([4.6, 4.1, 5.0, 4.4, 4.8, 0.9] * 2, "host-disturbed", False),
+    ],
+)
+def test_on_a_host_that_disturbs_every_run_twelve_blocks_that_agree_tell_variants_apart(
+    gains: list[float], outcome: str, advised: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Blocks are mirrored in pairs, so that twelve are six draws: 2 / 2^6 = 1 in 32."""
+    _, _, found = run_on(lambda _number: True, blocks=len(gains), gain=lambda block: gains[block - 1])
+    assert [pair.outcome for pair in found.pairs] == [outcome]
+    told = outcome == "different"
+    assert _exit_code(found, []) == (0 if told else 6)
+    print_comparison(found, path=tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("so many that do tell variants apart: --blocks 12" in printed) == advised
+    assert ("on a quiet machine the factor may differ" in printed) == told
+    assert ("The figures do not count" in printed) == ("invalid" in printed) == (not told)
 
 
 def test_a_retry_of_a_failed_trial_is_no_repeat_for_noise():

@@ -49,7 +49,7 @@ def run_compare(
 
     0, also where the variants cannot be distinguished. With gates, 1 for a regression, 3 for a missed SLO, 5 for no
     verdict. 6 where the load generator was the limit of a pair, or the host disturbed every run of a variant (repeats
-    included). 7 where a variant failed. 130 when interrupted.
+    included) and not all of 12 blocks agree. 7 where a variant failed. 130 when interrupted.
 
     Raises:
         UsageError: no two variants, no such gate, a gate on a figure of a launch, or as `run_blocks`.

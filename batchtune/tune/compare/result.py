@@ -16,6 +16,7 @@ from batchtune.measure.bottleneck import Bottleneck
 from batchtune.measure.caveats import HOST_CODES
 from batchtune.measure.measurement import Measurement, padding_per_element
 from batchtune.measure.quantiles import (
+    BLOCKS_NEEDED,
     SHOWN,
     Estimate,
     detectable_shift,
@@ -211,7 +212,10 @@ class Pair:
     `metric`: the compared figure. `ratio`: the figure of the variant divided by that of the baseline; None: no block
     has both.
     `outcome`: "different" where the interval of `ratio` leaves out 1; "host-disturbed" where the host disturbed every
-    run of one variant.
+    run of one variant, unless `all_agree` in 12 blocks or more. The order within a block is drawn at random, and
+    mirrored in the next, so that two blocks are one independent draw: all six draws favour the same of two equal
+    variants in 1 of 32 comparisons, whatever the host does. `all_agree`: whether every block has a ratio, all above 1
+    or all below.
     `latency_ratios`: quantile name -> ratio. `blocks`: number of blocks that have both variants.
     `model`: with several models, the name of the model that the figures are of; "": there is one model.
     """
@@ -223,6 +227,7 @@ class Pair:
     ratio: Estimate | None
     latency_ratios: dict[str, Estimate]
     blocks: int
+    all_agree: bool
     model: str = ""
 
     @property
@@ -262,8 +267,14 @@ class Comparison:
 
     @property
     def disturbed(self) -> list[str]:
-        """Names of the variants all of whose runs the host disturbed."""
-        return [variant.name for variant in self.variants if variant.disturbed]
+        """Names of the variants all of whose runs the host disturbed, so that a pair is void."""
+        pairs = (*self.pairs, *(answer.pair for answer in self.answers))
+        void = [{pair.baseline, pair.variant} for pair in pairs if pair.outcome == "host-disturbed"]
+        return [
+            variant.name
+            for variant in self.variants
+            if variant.disturbed and any(variant.name in names for names in void)
+        ]
 
     def figures(self, name: str) -> VariantFigures:
         """Return the figures of the variant called `name`."""
@@ -326,7 +337,9 @@ def _pair(
     before, after = runs[baseline.name], runs[variant.name]
     both = (figures[baseline.name], figures[variant.name])
     metric = _metric(*both, objective=variant.scenario.objective)
-    ratio = ratio_estimate(block_pairs(before, after, figure_of(metric)))
+    pairs = block_pairs(before, after, figure_of(metric))
+    ratio, logs = ratio_estimate(pairs), log_ratios(pairs)
+    all_agree = 0 < len(logs) == len(pairs) and (min(logs) > 0.0 or max(logs) < 0.0)
     latencies = {
         name: ratio_estimate(block_pairs(before, after, figure_of(name)))
         for name in shown_latencies(before.values())
@@ -336,7 +349,7 @@ def _pair(
         outcome = "not measured"
     elif any(side.client_limited for side in both):
         outcome = "client-limited"
-    elif any(side.disturbed for side in both):
+    elif any(side.disturbed for side in both) and not (all_agree and len(pairs) >= 2 * BLOCKS_NEEDED):
         outcome = "host-disturbed"
     elif ratio.low <= 1.0 <= ratio.high:
         outcome = "not distinguishable"
@@ -349,7 +362,8 @@ def _pair(
         latency_ratios={
             name: latency_ratio for name, latency_ratio in latencies.items() if latency_ratio is not None
         },
-        blocks=len(before.keys() & after.keys()),
+        blocks=len(pairs),
+        all_agree=all_agree,
         model=variant.model,
     )
 

@@ -319,8 +319,7 @@ def _sure(comparison: Comparison) -> Fact:
         lines.append(f"The host disturbed every run of {names}, also when it was repeated.")
     if any(pair.outcome == "host-disturbed" and pair.all_agree for pair in pairs):
         lines.append(
-            "All blocks agree on which is better: on such a host so many that do tell variants apart: "
-            f"--blocks {2 * BLOCKS_NEEDED}."
+            f"All blocks agree on which is better; on such a host {2 * BLOCKS_NEEDED} that do are enough (--blocks)."
         )
     noisy = sum(variant.noisy for variant in comparison.variants)
     runs = sum(variant.runs for variant in comparison.variants)
@@ -464,9 +463,7 @@ def host_lines(repeats: int, noisy: int, runs: int, *, is_void: bool) -> list[st
         return []
     ending = "Blocks cancel what disturbs their runs alike; a quiet machine gives narrower intervals."
     if noisy == runs:
-        ending = (
-            "The variants are told apart since all blocks agree; on a quiet machine the factor may differ."
-        )
+        ending = "All blocks agree on which is better; on a quiet machine the factor may differ."
     if is_void:
         ending = "The figures do not count; measure again on a quiet machine."
     sentence = (

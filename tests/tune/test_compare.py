@@ -339,7 +339,7 @@ def test_on_a_host_that_disturbs_every_run_twelve_blocks_that_agree_tell_variant
     assert _exit_code(found, []) == (0 if told else 6)
     print_comparison(found, path=tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
-    assert ("so many that do tell variants apart: --blocks 12" in printed) == advised
+    assert ("on such a host 12 that do are enough (--blocks)" in printed) == advised
     assert ("on a quiet machine the factor may differ" in printed) == told
     assert ("The figures do not count" in printed) == ("invalid" in printed) == (not told)
 

@@ -269,12 +269,9 @@ class Comparison:
     def disturbed(self) -> list[str]:
         """Names of the variants all of whose runs the host disturbed, so that a pair is void."""
         pairs = (*self.pairs, *(answer.pair for answer in self.answers))
-        void = [{pair.baseline, pair.variant} for pair in pairs if pair.outcome == "host-disturbed"]
-        return [
-            variant.name
-            for variant in self.variants
-            if variant.disturbed and any(variant.name in names for names in void)
-        ]
+        void = [pair for pair in pairs if pair.outcome == "host-disturbed"]
+        names = {name for pair in void for name in (pair.baseline, pair.variant)}
+        return [variant.name for variant in self.variants if variant.disturbed and variant.name in names]
 
     def figures(self, name: str) -> VariantFigures:
         """Return the figures of the variant called `name`."""

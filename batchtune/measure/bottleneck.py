@@ -65,7 +65,7 @@ def _advice(kind: Kind, facts: Facts) -> str:
             return _more_load(facts)
         case "unknown":
             load = _more_load(facts)
-            return "report_metrics" if load in ("more_clients", "higher_rate") else load
+            return "report_metrics" if load in ("more_clients", "higher_rate", "looser_limit") else load
         case _:
             return f"{kind}_advice"
 
@@ -85,7 +85,9 @@ def _more_load(facts: Facts) -> str:
         return "lower_load"
     if facts.run.concurrency is not None:
         return "more_clients"
-    return "higher_rate" if facts.is_met else "lower_rate"
+    if not facts.is_met:
+        return "lower_rate"
+    return "looser_limit" if facts.at_capacity else "higher_rate"
 
 
 BUSY_RATIO: Final = 0.85
@@ -102,10 +104,11 @@ PAYS_PROBABLY_FROM: Final = PAYS_FROM**2
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The figures of one run that the conditions of `find_bottleneck` share; a figure is None where the server does not
-    report what it needs."""
+    report what it needs. `at_capacity`: higher rates missed the SLO."""
 
     run: Measurement
     settings: ServerSettings
+    at_capacity: bool = False
 
     @property
     def thread_busy_ratio(self) -> float | None:
@@ -241,10 +244,11 @@ class Facts:
     @property
     def has_room_in_batches(self) -> bool:
         """Whether, in an open loop that the server keeps up with, batches are less than half full and would gain from
-        more rows: at a higher rate they would hold more."""
+        more rows: at a higher rate, if it does not miss the SLO, they would hold more."""
         fill = self.fill_ratio
         return (
-            self.run.offered_rps is not None
+            not self.at_capacity
+            and self.run.offered_rps is not None
             and self.is_met
             and fill is not None
             and fill < MANY_RATIO
@@ -363,7 +367,12 @@ class Bottleneck:
 
 
 def find_bottleneck(
-    measurement: Measurement, settings: ServerSettings, *, blame_host: bool = True, blame_met: bool = True
+    measurement: Measurement,
+    settings: ServerSettings,
+    *,
+    blame_host: bool = True,
+    blame_met: bool = True,
+    at_capacity: bool = False,
 ) -> Bottleneck:
     """Name what limits the run: the first condition of an ordered list that the figures meet; else kind `unknown` where
     nothing that the server reports can show that it has capacity left, or `none`.
@@ -371,9 +380,9 @@ def find_bottleneck(
     Host and client come first because they spoil every other figure (the host not where the server fails by itself);
     the device comes after what keeps it idle or its batches small. `blame_host` False: a noisy host is not named, and
     what its noise explains is not blamed on the server. `blame_met` False: a run that met its rate within the SLO has
-    no bottleneck, and the text says what is busy.
+    no bottleneck, and the text says what is busy. `at_capacity`: higher rates missed the SLO, so that none is advised.
     """
-    facts = Facts(measurement, settings)
+    facts = Facts(measurement, settings, at_capacity)
     looks = (
         _client,
         _queue_limit,
@@ -404,9 +413,9 @@ def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
 
 
 def _nothing(facts: Facts) -> Coded:
-    busy, fill = facts.thread_busy_ratio, facts.fill_ratio
-    if facts.has_room_in_batches and busy is not None and busy >= BUSY_RATIO and fill is not None:
-        return coded("busy_in_small_batches", busy_ratio=busy, fill_ratio=fill)
+    busy, server = facts.thread_busy_ratio, facts.run.server
+    if facts.has_room_in_batches and busy is not None and busy >= BUSY_RATIO and server is not None:
+        return coded("busy_in_small_batches", busy_ratio=busy, mean_rows=server.mean_batch_rows)
     if facts.disturbed:
         return coded("machine_disturbed")
     if facts.is_missed:

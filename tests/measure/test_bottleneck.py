@@ -163,8 +163,16 @@ def test_an_open_loop_that_is_met_by_half_empty_batches_has_room() -> None:
     met = measure(samples, warm_up_s=1.0, slo=None, activity=busy)
     assert named(met) == "none"
     assert text_of(find_bottleneck(met, SETTINGS).text) == (
-        "batch threads execute 95 % of the time, but batches are only 7.81 % full: fuller ones serve more rows, each "
-        "in more time"
+        "batch threads execute 95 % of the time, in batches of 2.5 rows: larger ones serve more rows, each in more time"
+    )
+    ended = find_bottleneck(met, SETTINGS, at_capacity=True)
+    assert (ended.kind, text_of(ended.text)) == ("device", "batch threads execute 95 % of the time")
+    idle = replace(met, server=replace(busy, device_busy_ratio=0.3, execution_s_by_rows={}))
+    assert text_of(find_bottleneck(idle, SETTINGS).advice) == "raise the rate to find what limits it"
+    ended = find_bottleneck(idle, SETTINGS, at_capacity=True)
+    assert (ended.kind, text_of(ended.advice)) == (
+        "none",
+        "higher rates miss the SLO: a looser limit, a faster device or more replicas serve more",
     )
     assert named(replace(met, requests=2 * met.requests)) == "device"
     assert named(met, max_batch_size=4) == "device"
@@ -475,8 +483,9 @@ def test_a_server_with_unknown_parameters_is_not_judged_by_any() -> None:
 def cases() -> Iterator[SimpleNamespace]:
     """What advice depends on of the facts, in every combination."""
     protocols: tuple[Protocol | None, ...] = (*get_args(Protocol), None)
-    for protocol, batching, closed, full, met, disturbed in itertools.product(
-        protocols, (True, False, None), (True, False), (True, False, None), (True, False), (True, False)
+    either = (True, False)
+    for protocol, batching, closed, full, met, disturbed, at_capacity in itertools.product(
+        protocols, (True, False, None), either, (True, False, None), either, either, either
     ):
         yield SimpleNamespace(
             settings=SimpleNamespace(
@@ -487,6 +496,7 @@ def cases() -> Iterator[SimpleNamespace]:
             is_met=met,
             is_missed=False,
             disturbed=disturbed,
+            at_capacity=at_capacity,
         )
 
 
@@ -526,7 +536,8 @@ def test_no_advice_contradicts_its_case(kind: Kind) -> None:
         assert [words for words in forbidden(case) if words in text] == [], (case, text)
         assert not (case.batches_full and "or larger batches" in text), (case, text)
         is_open = case.run.concurrency is None
-        assert not (kind == "none" and not case.is_met and is_open and "raise the rate" in text), case
+        reached = not case.is_met or case.at_capacity
+        assert not (kind == "none" and reached and is_open and "raise the rate" in text), case
 
 
 @pytest.mark.parametrize("code", ["no_target_metrics", "no_server_counters", "no_metrics_page"])

@@ -17,6 +17,7 @@ from batchtune.plain_values import as_text, coded
 from batchtune.report.findings import advice_of
 from batchtune.report.recommendation_text import print_answer
 from batchtune.report.words import (
+    bottleneck_sentence,
     capacity_text,
     capitalised,
     gain_text,
@@ -36,6 +37,7 @@ from tests.tune.answer.ledgers import (
     CAPACITY,
     SCENARIO,
     SEARCH,
+    at_rate,
     capacity_ledger,
     helping_ledger,
     loop,
@@ -457,6 +459,24 @@ def test_a_run_that_met_more_than_what_is_confirmed_is_told_where_no_rate_was_mi
     text = "capacity 3,890/s: met in 3 of 3 confirmation runs; no rate that misses the SLO was found"
     assert capacity_text(found) == f"{text}; a run met it at 4,410/s"
     assert capacity_text(replace(found, most_met_rps=found.held_rps)) == text
+
+
+def test_where_the_search_found_the_limit_no_higher_rate_is_advised() -> None:
+    large = {"max_batch_size": 64, "batch_timeout_micros": 0, "num_batch_threads": 1}
+    trials = [at_rate(number, 2000.0, 0.04, batching=large, source="confirm") for number in (1, 2, 3)]
+    trials = [
+        replace(one, measurement=replace(one.measurement, server=BUSY)) for one in trials if one.measurement
+    ]
+    missed = [at_rate(number, 2300.0, 0.09, batching=large) for number in (4, 5)]
+    open_ended = recommend(trials, scenario=CAPACITY).bottleneck
+    ended = recommend([*trials, *missed], scenario=CAPACITY).bottleneck
+    assert open_ended is not None
+    assert bottleneck_sentence(open_ended) == (
+        "none; batch threads execute 99.1 % of the time, in batches of 13.6 rows: larger ones serve more rows, each in "
+        "more time. Raise the rate to find what limits it."
+    )
+    assert ended is not None
+    assert bottleneck_sentence(ended).startswith("the device; batch threads execute 99.1 % of the time. ")
 
 
 @pytest.mark.parametrize("lone_s", [0.012, 0.080])

@@ -276,6 +276,7 @@ class _Answer:
                 tried=(c.configuration for c in contenders),
                 rivals=(c.configuration for c in rivals),
                 scenario=scenario,
+                at_capacity=_is_bounded(capacity),
             )
             bottleneck = self._refusing(usual, capacity)
         if bottleneck is not None and bottleneck.kind == "client" and not scenario.load.open_loop:
@@ -405,7 +406,7 @@ class _Answer:
         account = self._account
         runs, fresh = account.behind(contender)
         runs = runs or [*otherwise]
-        measured = self._measured(runs)
+        measured, capacity = self._measured(runs), account.capacity(contender)
         return Compared(
             names=tuple(dict.fromkeys(filter(None, (name, *contender.sources)))),
             configuration=contender.configuration,
@@ -418,13 +419,15 @@ class _Answer:
             undecided=self._is_undecided(contender),
             open=contender.eligible and account.is_open(contender, self._chosen),
             outside=not contender.eligible,
-            capacity=account.capacity(contender),
+            capacity=capacity,
             gain=account.gain(self._chosen, contender),
             met=sum(run.held for run in runs),
             mean_batch_rows=_mean_batch_rows(self._runs_trials(runs)),
             bottleneck=None
             if name is None or self._state.of_models
-            else usual_bottleneck(contender.configuration, measured, scenario=self._scenario),
+            else usual_bottleneck(
+                contender.configuration, measured, scenario=self._scenario, at_capacity=_is_bounded(capacity)
+            ),
             caveats=_caveats(measured),
         )
 
@@ -660,6 +663,11 @@ class _Answer:
         rates = [rate for of_size in answered.values() for rate in of_size]
         is_wide = max(answered) >= WIDE_SIZES * min(answered)
         return "answers" if is_wide and max(rates) <= OPEN * min(rates) else None
+
+
+def _is_bounded(capacity: Capacity | None) -> bool:
+    """Whether a rate above the capacity is known to be missed."""
+    return capacity is not None and capacity.missed_rps is not None
 
 
 def _throughput(runs: Sequence[BracketRun], is_predicted: bool = False) -> Estimate:

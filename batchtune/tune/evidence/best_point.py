@@ -39,21 +39,18 @@ def typical_run(
     measured: Sequence[Measurement],
     *,
     scenario: Scenario | None = None,
-    blame_met: bool | None = None,
+    **blame: bool,
 ) -> tuple[Measurement, Bottleneck] | None:
     """Return (run, bottleneck) that stand for a configuration: the kind of bottleneck that most of its runs have, and
     the last run of this kind. None without runs.
 
-    `scenario`: the flags of its target say how many request threads the server has. `blame_met`: whether a run at a
-    rate that met the SLO has a bottleneck; None: only with objective capacity, or without a scenario. Noise of the host
-    is no bottleneck here: it differs from run to run and is a caveat.
+    `scenario`: the flags of its target say how many request threads the server has. `blame`: `blame_met` and
+    `at_capacity` of `find_bottleneck`; by default a run at a rate that met the SLO has a bottleneck only with objective
+    capacity, or without a scenario. Noise of the host is no bottleneck here: it differs from run to run and is a
+    caveat.
     """
-    if blame_met is None:
-        blame_met = scenario is None or scenario.objective == "capacity"
-    limits = [
-        (measurement, _verdict(configuration, measurement, scenario, blame_host=False, blame_met=blame_met))
-        for measurement in measured
-    ]
+    blame.setdefault("blame_met", scenario is None or scenario.objective == "capacity")
+    limits = [(run, _verdict(configuration, run, scenario, blame_host=False, **blame)) for run in measured]
     usual = Counter(limit.kind for _, limit in limits).most_common(1)
     return [(run, limit) for run, limit in limits if limit.kind == usual[0][0]][-1] if usual else None
 
@@ -63,11 +60,11 @@ def usual_bottleneck(
     measured: Sequence[Measurement],
     *,
     scenario: Scenario | None = None,
-    blame_met: bool | None = None,
+    **blame: bool,
 ) -> Bottleneck | None:
     """Return the bottleneck that most runs of a configuration have, with the figures of its `typical_run`; None without
     runs."""
-    typical = typical_run(configuration, measured, scenario=scenario, blame_met=blame_met)
+    typical = typical_run(configuration, measured, scenario=scenario, **blame)
     return None if typical is None else typical[1]
 
 
@@ -78,13 +75,14 @@ def searched_bottleneck(
     tried: Iterable[Configuration],
     rivals: Iterable[Configuration],
     scenario: Scenario,
+    at_capacity: bool = False,
 ) -> Bottleneck | None:
     """Return the bottleneck that most runs of a configuration have, with advice that fits a search; None without runs.
 
     Where the usual advice is a shorter batch timeout or more threads, but one of `tried` had that already, the advice
     says so; not where one of `rivals`, which may be better than the configuration, had it.
     """
-    verdict = usual_bottleneck(configuration, measured, scenario=scenario)
+    verdict = usual_bottleneck(configuration, measured, scenario=scenario, at_capacity=at_capacity)
     # The parameter that is advised to change, and whether it is advised to be less.
     searched = {
         "batch_timeout": ("batch_timeout_micros", True),
@@ -130,7 +128,7 @@ def rows_per_request(measured: Measurement) -> float | None:
 def _verdict(
     configuration: Configuration, measured: Measurement, scenario: Scenario | None = None, **blame: bool
 ) -> Bottleneck:
-    """Find what limits a run; `blame`: `blame_host` and `blame_met` of `find_bottleneck`."""
+    """Find what limits a run; `blame`: `blame_host`, `blame_met` and `at_capacity` of `find_bottleneck`."""
     cpus = None if scenario is None else scenario.target.cpus
     settings = settings_of(
         configuration,

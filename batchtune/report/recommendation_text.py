@@ -300,8 +300,7 @@ def _rates(contender: Recommendation | Compared, objective: str) -> list[str]:
     if capacity.lone_rps:
         held = f"{rounded(capacity.lone_rps)} by 1 client"
     elif capacity.held_rps:
-        loops = " by loops" if capacity.by_loops else ""
-        held = f"{_sign(capacity)}{rounded(capacity.held_rps)}{loops}"
+        held = f"{_sign(capacity)}{rounded(capacity.held_rps)}{' by loops' if capacity.by_loops else ''}"
     is_about = capacity.missed_rps is not None and (capacity.is_bound or capacity.is_disputed_end)
     about = "about " if is_about else ""
     return [held, f"{about}{rounded(capacity.missed_rps)}"]

@@ -643,32 +643,28 @@ def qualifying_sentences(chosen: Recommendation) -> Iterator[str]:
 def confidence_sentence(chosen: Recommendation) -> str:
     """State `confirmed: …`, with the number of confirmation runs, or `not confirmed: …`, with every open
     question."""
-    held, runs = _confirmed(chosen)
-    at = " at this rate or more" if chosen.capacity is not None and chosen.capacity.missed_higher else ""
+    held, runs, at = min((promise.kept for promise in chosen.promises), default=chosen.runs), chosen.runs, ""
+    if (said := chosen.capacity) is not None:
+        held, runs = said.held, said.held + said.missed + said.missed_higher
+        at = " at this rate or more" if said.missed_higher else ""
     met = f"{held} of {counted(runs, 'confirmation run')}{at} {_met(chosen)}"
     if chosen.established:
         tried = "tried" if better_outside(chosen) is None else "of search.space that was tried"
         return f"confirmed: {met}, and no other configuration {tried} gains more than 10 %."
     questions = "; ".join(question_text(question, chosen) for question in chosen.open_questions)
-    return f"not confirmed: {f'{met}, but ' if _is_only_open(chosen) else ''}{questions}."
+    doubts = {"server_gone", "no_run", "unconfirmed"} & {question.code for question in chosen.open_questions}
+    return f"not confirmed: {'' if doubts else f'{met}, but '}{questions}."
 
 
 def unconfirmed_text(chosen: Recommendation) -> str:
     """Return ` (not confirmed: …)` with the first open question in a few words, to follow the recommended parameters;
     "" for a confirmed answer."""
-    if chosen.established or not chosen.open_questions:
-        return "" if chosen.established else " (not confirmed)"
+    if not chosen.open_questions:
+        return ""
     question, said = chosen.open_questions[0], chosen.capacity
     has_missed = question.missed or (said is not None and said.missed_higher)
     code = "missed" if question.code == "unconfirmed" and has_missed else question.code
     return f" (not confirmed: {labels('open')[code]})"
-
-
-def _is_only_open(chosen: Recommendation) -> bool:
-    """Return whether the confirmation runs were good, so that only a higher rate, another configuration or a faster
-    client is open."""
-    codes = {question.code for question in chosen.open_questions}
-    return bool(codes) and codes <= {"unsteady", "wide", "rivals", "client_limited"}
 
 
 def _met(chosen: Recommendation) -> str:
@@ -686,14 +682,6 @@ def ways_on(chosen: Recommendation, offer: str | None, next_step: str | None) ->
         yield labels("notes")["resumed"]
     if chosen.established and chosen.may_find_more:
         yield "A longer search may find a better configuration" + (": see `search`." if offer else ".")
-
-
-def _confirmed(chosen: Recommendation) -> tuple[int, int]:
-    """Return (confirmation runs that met every limit, confirmation runs)."""
-    if chosen.capacity is not None:
-        said = chosen.capacity
-        return said.held, said.held + said.missed + said.missed_higher
-    return min((promise.kept for promise in chosen.promises), default=chosen.runs), chosen.runs
 
 
 def named_sentences(chosen: Recommendation) -> Iterator[str]:

@@ -276,7 +276,7 @@ class _Answer:
                 tried=(c.configuration for c in contenders),
                 rivals=(c.configuration for c in rivals),
                 scenario=scenario,
-                at_capacity=_is_bounded(capacity),
+                at_capacity=bool(capacity and capacity.missed_rps),
             )
             bottleneck = self._refusing(usual, capacity)
         if bottleneck is not None and bottleneck.kind == "client" and not scenario.load.open_loop:
@@ -407,6 +407,7 @@ class _Answer:
         runs, fresh = account.behind(contender)
         runs = runs or [*otherwise]
         measured, capacity = self._measured(runs), account.capacity(contender)
+        named_runs = measured if name is not None and not self._state.of_models else ()
         return Compared(
             names=tuple(dict.fromkeys(filter(None, (name, *contender.sources)))),
             configuration=contender.configuration,
@@ -423,10 +424,11 @@ class _Answer:
             gain=account.gain(self._chosen, contender),
             met=sum(run.held for run in runs),
             mean_batch_rows=_mean_batch_rows(self._runs_trials(runs)),
-            bottleneck=None
-            if name is None or self._state.of_models
-            else usual_bottleneck(
-                contender.configuration, measured, scenario=self._scenario, at_capacity=_is_bounded(capacity)
+            bottleneck=usual_bottleneck(
+                contender.configuration,
+                named_runs,
+                scenario=self._scenario,
+                at_capacity=bool(capacity and capacity.missed_rps),
             ),
             caveats=_caveats(measured),
         )
@@ -665,11 +667,6 @@ class _Answer:
         return "answers" if is_wide and max(rates) <= OPEN * min(rates) else None
 
 
-def _is_bounded(capacity: Capacity | None) -> bool:
-    """Whether a rate above the capacity is known to be missed."""
-    return capacity is not None and capacity.missed_rps is not None
-
-
 def _throughput(runs: Sequence[BracketRun], is_predicted: bool = False) -> Estimate:
     """Requests/s of the runs that did not fail: median and range."""
     return range_of((run.answered_rps for run in runs if run.latency_s), is_predicted)
@@ -682,8 +679,7 @@ def _rows_per_s(trial: Trial) -> float:
 def _mean_batch_rows(trials: Sequence[Trial]) -> float | None:
     """Mean rows of a batch over these trials; None: the server counts none."""
     servers = [trial.server if trial.measurement is None else trial.measurement.server for trial in trials]
-    means = [server.mean_batch_rows for server in servers if server is not None]
-    rows = [mean for mean in means if mean is not None]
+    rows = [server.mean_batch_rows for server in servers if server and server.mean_batch_rows is not None]
     return sum(rows) / len(rows) if rows else None
 
 

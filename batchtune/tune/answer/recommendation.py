@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.bottleneck import Bottleneck
-from batchtune.measure.quantiles import Estimate
+from batchtune.measure.quantiles import Estimate, t_quantile
 from batchtune.plain_values import (
     Coded,
     check_version,
@@ -453,15 +453,10 @@ def range_of(values: Iterable[float], is_predicted: bool = False) -> Estimate:
     median = statistics.median(known)
     if not is_predicted or len(known) < PREDICTION_RUNS or not (known[0] > 0.0 and math.isfinite(known[-1])):
         return Estimate(value=median, low=known[0], high=known[-1])
-    from scipy.special import stdtrit
-
     logs = [math.log(value) for value in known]
-    mean = math.fsum(logs) / len(logs)
-    sd = math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1))
-    half = float(stdtrit(len(logs) - 1, 0.975)) * sd * math.sqrt(1.0 + 1.0 / len(logs))
-    return Estimate(
-        value=median, low=min(math.exp(mean - half), median), high=max(math.exp(mean + half), median)
-    )
+    half = t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) * math.sqrt(1.0 + 1.0 / len(logs))
+    ends = [median, *(math.exp(statistics.fmean(logs) + end) for end in (-half, half))]
+    return Estimate(value=median, low=min(ends), high=max(ends))
 
 
 def limit_text(limits: Mapping[str, float], error_ratio: float) -> str:

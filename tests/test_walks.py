@@ -19,8 +19,7 @@ ROOT = Path(__file__).parents[1]
 OF_A_PREDICT = 12
 """Of the bundled server, from the frames of a gRPC Predict to those of its answer."""
 OF_A_TRIAL = 30
-"""From one line of trials.jsonl to the next, in the process of the sweep: the median of 30 s. Of 60 s it is 29, of
-the first 15 s, in which the search proposes most, 31."""
+"""From one line of trials.jsonl to the next, in the process of the sweep: the median of 30 s."""
 
 
 def executed(parts: Path) -> list[set[str]]:

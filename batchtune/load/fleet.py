@@ -484,8 +484,7 @@ def samples_of(
 
 def rows_of(part: WorkerJob, count: int) -> NDArray[np.int32]:
     """Return the number of rows of each of the first `count` requests of a part, shape (count,)."""
-    rows = np.asarray(part.requests.rows, dtype=np.int32)[part.request_order]
-    return np.resize(rows, count)
+    return np.resize(np.asarray(part.requests.rows, dtype=np.int32)[part.request_order], count)
 
 
 def _streams_of(columns: Columns, issued: slice | NDArray[np.int64], start_ns: int) -> Streams:

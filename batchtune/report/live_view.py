@@ -177,7 +177,7 @@ class View:
         if progress.phase != self._phase:
             self._phase = progress.phase
             self.event(progress.phase)
-        elif progress.live is not None:
+        elif self._stream is not None and progress.live is not None:
             load = plan_load(progress.plan, self._scenario)
             self.live(f"trial {progress.plan.number}, {load}: {live_line(progress.live)}")
 
@@ -190,7 +190,8 @@ class View:
 
     def trial(self, trial: Trial) -> None:
         """Show a finished trial."""
-        self.event(trial_line(trial, scenario=self._scenario))
+        if self._stream is not None:
+            self.event(trial_line(trial, scenario=self._scenario))
 
     def __enter__(self) -> Self:
         return self

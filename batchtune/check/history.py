@@ -22,6 +22,7 @@ from batchtune.check.account import Conclusion
 from batchtune.check.gate import figure_name
 from batchtune.errors import ArchiveError
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.model_files import version_files
 
 # When did a figure change, by the values of many checks in the order of time?
 #
@@ -134,7 +135,9 @@ def _same_files(before: Path, after: Path) -> bool:
     if before == after:
         return True
     listed = [
-        {file.relative_to(model): file for file in (model, *model.rglob("*")) if file.is_file()}
+        version_files(model)
+        if model.is_file()
+        else {str(file.relative_to(model)): file for file in model.rglob("*") if file.is_file()}
         for model in (before, after)
     ]
     if not listed[0] or listed[0].keys() != listed[1].keys():

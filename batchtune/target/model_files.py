@@ -9,7 +9,7 @@ import difflib
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -41,6 +41,18 @@ def export_model(model: Path, ref: str, folder: Path) -> tuple[Path, str, str]:
     if inside == PurePosixPath():
         folder = folder / root.name
     folder.mkdir(parents=True, exist_ok=True)
+    what = f"{inside} at {ref}"
+    _extract(root, commit, names, folder, what)
+    if inside.suffix == ".onnx" and (folder / inside).is_file():
+        weights = [str(inside.parent / name) for name in _named_weights(folder / inside)]
+        missing = [f":(literal){name}" for name in weights if not (folder / name).is_file()]
+        if missing:
+            _extract(root, commit, missing, folder, what)
+    _refuse_pointers(folder, ref)
+    return folder / inside, commit, f"{what} ({commit[:9]})"
+
+
+def _extract(root: Path, commit: str, names: Sequence[str], folder: Path, what: str) -> None:
     archive = folder / "model.tar"
     _git(root, "archive", "--format=tar", f"--output={archive}", commit, "--", *names)
     try:
@@ -48,10 +60,8 @@ def export_model(model: Path, ref: str, folder: Path) -> tuple[Path, str, str]:
             tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _folder: member)
             tar.extractall(folder)  # noqa: S202 - what git wrote, and with the filter where Python has it
     except (tarfile.TarError, OSError) as error:
-        raise UsageError(f"{inside} at {ref}: cannot be written to {folder}: {error}") from error
+        raise UsageError(f"{what}: cannot be written to {folder}: {error}") from error
     archive.unlink()
-    _refuse_pointers(folder, ref)
-    return folder / inside, commit, f"{inside} at {ref} ({commit[:9]})"
 
 
 def _commit(root: Path, ref: str) -> str:
@@ -284,13 +294,14 @@ def version_files(path: Path) -> dict[str, Path]:
     files = {_NAME_BY_SUFFIX[path.suffix]: path}
     signature = path.with_name(_SCRIPT_SIGNATURE)
     if path.suffix == ".onnx":
-        return files | {name: path.parent / name for name in _named_weights(path)}
+        weights = {name: path.parent / name for name in _named_weights(path)}
+        return files | {name: file for name, file in weights.items() if file.is_file()}
     return {**files, signature.name: signature} if signature.is_file() else files
 
 
 def _named_weights(path: Path) -> list[str]:
     """List the files that the tensors of an ONNX graph name as the place of their data, relative to its folder: those
-    that exist below it.
+    below it.
 
     The fields are those of onnx.proto. A file that is no such graph names none: the server that loads it says so.
     """
@@ -319,7 +330,7 @@ def _named_weights(path: Path) -> list[str]:
     except (OSError, ValueError, IndexError):
         return []
     own = [name for name in names if not PurePosixPath(name).is_absolute() and ".." not in Path(name).parts]
-    return [name for name in own if name != path.name and (path.parent / name).is_file()]
+    return [name for name in own if name != path.name]
 
 
 def _laid_out(path: Path, folder: Path) -> Path:

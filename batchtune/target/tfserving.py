@@ -438,7 +438,11 @@ OWN_PARAMETERS: Final = "batching_params.pbtxt"
 
 
 def model_config_text(base_paths: Mapping[str, str]) -> str:
-    """Return a ModelServerConfig as text protobuf; `base_paths`: name of a served model -> its base path."""
+    """Return a ModelServerConfig as text protobuf; `base_paths`: name of a served model -> its base path.
+
+    TensorFlow Serving starts with no entry that lacks a platform, and knows tensorflow alone; the bundled server
+    chooses the backend by the files of a version.
+    """
     entries = "".join(
         f'  config {{ name: {json.dumps(name)} base_path: {_quoted(path)} model_platform: "tensorflow" }}\n'
         for name, path in base_paths.items()

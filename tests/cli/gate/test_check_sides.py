@@ -16,10 +16,11 @@ from batchtune.errors import BatchtuneError, UsageError
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
 from batchtune.target.container import tfservings_container
-from batchtune.target.model_files import export_model
+from batchtune.target.model_files import export_model, version_files
 from batchtune.target.tfserving import TfServingTarget
 from tests.cli.test_cli import EMULATED
 from tests.target.stand_in_docker import StandInDocker
+from tests.target.test_model_files import write_onnx_naming
 
 SCENARIO = """\
 name: sides
@@ -167,6 +168,19 @@ def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) 
     git(repository, "commit", "-qm", "file")
     exported, _, _ = export_model(repository / "net.onnx", "HEAD", tmp_path / "out")
     assert sorted(path.name for path in exported.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
+
+
+def test_the_weights_that_an_onnx_graph_names_come_from_the_commit_too(
+    repository: Path, tmp_path: Path
+) -> None:
+    write_onnx_naming(repository / "net.onnx", "more/weights.bin")
+    (repository / "more").mkdir()
+    for text in ("then", "now"):
+        (repository / "more/weights.bin").write_text(text)
+        git(repository, "add", ".")
+        git(repository, "commit", "-qm", text)
+    exported, _, _ = export_model(repository / "net.onnx", "HEAD~1", tmp_path / "out")
+    assert version_files(exported)["more/weights.bin"].read_text() == "then"
 
 
 @pytest.mark.parametrize(

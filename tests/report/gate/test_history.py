@@ -12,6 +12,7 @@ from batchtune.check.history import HISTORY, are_equal, read_history, series_of,
 from batchtune.cli.commands.run_check import run_history
 from batchtune.errors import ArchiveError, UsageError
 from batchtune.report.check_text import change_lines, print_history, record_lines
+from tests.target.test_model_files import write_onnx_naming
 from tests.tune.tune_fakes import scenario_of
 
 
@@ -121,6 +122,21 @@ def test_sides_are_equal_that_differ_in_the_place_of_the_same_files_alone(tmp_pa
     (tmp_path / "b" / "1" / "more").write_text("")
     assert not are_equal(side("a"), side("b"))
     assert not are_equal(side("nowhere"), side("nothing"))
+
+
+def test_sides_of_one_graph_are_not_equal_where_the_weights_that_it_names_differ(tmp_path):
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).mkdir()
+        write_onnx_naming(tmp_path / name / "net.onnx", "weights.bin")
+        (tmp_path / name / "weights.bin").write_text(text)
+
+    def side(model: str):
+        scenario = scenario_of()
+        target = scenario.target.model_copy(update={"model": str(tmp_path / model / "net.onnx")})
+        return scenario.model_copy(update={"target": target})
+
+    assert are_equal(side("a"), side("b"))
+    assert not are_equal(side("a"), side("c"))
 
 
 def test_no_history_and_one_of_the_future_are_told(tmp_path, root):

@@ -505,6 +505,8 @@ def promise_sentence(promise: Promise, chosen: Recommendation) -> str:
         at = "a higher rate" if promise.missed_higher == 1 else "higher rates"
         met += f", missed in {promise.missed_higher} at {at}"
         worst = worst.replace("worst", "worst of the others")
+    if promise.fell_behind:
+        met += f"; in {promise.fell_behind} since the server did not keep up with the rate"
     if not math.isfinite(promise.worst_s):
         worst = "in the worst run too many requests had no good answer"
     further = ""

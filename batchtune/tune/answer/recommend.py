@@ -272,7 +272,7 @@ class _Answer:
         if not self._state.of_models:
             usual = searched_bottleneck(
                 chosen.configuration,
-                measured,
+                self._measured(_held_of(runs)),
                 tried=(c.configuration for c in contenders),
                 rivals=(c.configuration for c in rivals),
                 scenario=scenario,
@@ -517,7 +517,7 @@ class _Answer:
     def _activity(self, contender: Contender | None) -> Measurement | None:
         if contender is None:
             return None
-        measured = self._measured(self._account.behind(contender)[0])
+        measured = self._measured(_held_of(self._account.behind(contender)[0]))
         typical = typical_run(contender.configuration, measured, scenario=self._scenario)
         return None if typical is None else typical[0]
 
@@ -555,21 +555,21 @@ class _Answer:
         missed = [
             run for run in self._chosen.bracket.open_runs if run.fresh and not run.held and run not in runs
         ]
-        shares, higher = (
-            [{**run.latency_s, "errors": run.error_ratio} for run in listed] for listed in (runs, missed)
-        )
         for name, limit_s in {**self._state.limits, "errors": self._slo.error_ratio}.items():
-            values = sorted(figures[name] for figures in shares if name in figures)
-            if values and limit_s > 0.0 and (name != "errors" or (promises and values[-1] > 0.0)):
+            known = [value for run in runs if not math.isnan(value := _figure(run, name))]
+            if known and limit_s > 0.0 and (name != "errors" or (promises and max(known) > 0.0)):
                 promises.append(
                     Promise(
                         name=name,
                         limit_s=limit_s,
-                        value_s=statistics.median(values),
-                        worst_s=math.inf if any(run.failed for run in runs) else values[-1],
-                        kept=sum(value <= limit_s for value in values),
+                        value_s=statistics.median(known),
+                        worst_s=math.inf if any(run.failed for run in runs) else max(known),
+                        kept=sum(_keeps_limit(run, name, limit_s) for run in runs),
                         runs=len(runs),
-                        missed_higher=sum(not figures.get(name, math.inf) <= limit_s for figures in higher),
+                        missed_higher=sum(not _keeps_limit(run, name, limit_s) for run in missed),
+                        fell_behind=sum(
+                            run.fell_behind and _figure(run, name) <= limit_s for run in (*runs, *missed)
+                        ),
                     )
                 )
         nearest = min(promises, key=lambda promise: promise.spare_ratio, default=None)
@@ -674,6 +674,20 @@ def _throughput(runs: Sequence[BracketRun], is_predicted: bool = False) -> Estim
 
 def _rows_per_s(trial: Trial) -> float:
     return math.fsum(measured.throughput_rows_per_s.value for measured in trial.measurements.values())
+
+
+def _held_of(runs: Sequence[BracketRun]) -> Sequence[BracketRun]:
+    """Those that met the SLO, which are typical of the rate that is stated; where none did, all."""
+    return [run for run in runs if run.held] or runs
+
+
+def _figure(run: BracketRun, name: str) -> float:
+    """Latency quantile of a run, in seconds, or its share of errors; NaN: not measured."""
+    return run.error_ratio if name == "errors" else run.latency_s.get(name, math.nan)
+
+
+def _keeps_limit(run: BracketRun, name: str, limit: float) -> bool:
+    return _figure(run, name) <= limit and not run.fell_behind
 
 
 def _mean_batch_rows(trials: Sequence[Trial]) -> float | None:

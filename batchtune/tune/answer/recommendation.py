@@ -196,8 +196,9 @@ class Promise:
     """A limit of the SLO, and the recommended configuration's runs against it.
 
     `value_s`, `worst_s`: median and largest latency of the runs, seconds; `worst_s` is inf where a run failed. `kept`:
-    how many of the `runs` kept the limit. `missed_higher`: number of further confirmation runs, at higher rates than
-    theirs, that missed it.
+    how many of the `runs` kept the limit, and the rate. `missed_higher`: number of further confirmation runs, at higher
+    rates than theirs, that missed one of them. `fell_behind`: in how many of both the limit was kept, but the server
+    did not keep up with the rate.
     Of the limits named goodput and errors (listed only where it is the nearest), the fields in seconds are shares of
     requests: those that miss a limit, and those that fail. In JSON they are `limit_ratio`, `value_ratio` and
     `worst_ratio`, for goodput the share that meets every limit.
@@ -210,6 +211,7 @@ class Promise:
     kept: int
     runs: int
     missed_higher: int = 0
+    fell_behind: int = 0
 
     @property
     def spare_ratio(self) -> float:

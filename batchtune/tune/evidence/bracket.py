@@ -254,14 +254,11 @@ class Bracket:
 
     @cached_property
     def stated_rps(self) -> float:
-        """Rate that is stated as held, requests/s: the larger of `confirmed_rps` and UNCONFIRMED times `held_rps`; 0:
-        none.
-
-        The second is at most STEP_DOWN times the lowest rate whose confirmation runs failed (`has_failed`).
-        """
+        """Rate that is stated as held, requests/s: the larger of `confirmed_rps` and UNCONFIRMED times `held_rps`, or
+        times the lowest rate whose confirmation runs failed (`has_failed`) if that is lower; 0: none."""
         missed = (_rate(run) for run in self.open_runs if run.fresh and not run.held)
         failed_rps = min(filter(self.has_failed, missed), default=math.inf)
-        return max(self.confirmed_rps, min(UNCONFIRMED * self.held_rps, STEP_DOWN * failed_rps))
+        return max(self.confirmed_rps, UNCONFIRMED * min(self.held_rps, failed_rps))
 
     @cached_property
     def is_refuted(self) -> bool:

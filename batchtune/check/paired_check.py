@@ -53,8 +53,8 @@ def paired_figures(
 
     With several models those of each, under names such as `ranker:p95`. `cpu`: block -> CPU seconds per request,
     (baseline, candidate), where those were measured by loads of their own; nan where that failed. They replace the
-    runs' own CPU figures in every block where at least half of the blocks have them, else in none: the two are never
-    mixed.
+    runs' own CPU figures in every block where at least half of these entries are known (a block without one is nan),
+    else in none: the two are never mixed.
     """
     arms = [
         (arm.model, runs_of(trials, left.name), runs_of(trials, arm.name))

@@ -91,7 +91,8 @@ def points_dict(points: Sequence[Trial], *, scenario: Scenario | None = None) ->
     Each point is a trial as in trials.jsonl, its configuration as in `worded`, with two keys more: `bottleneck`,
     `{kind, text, advice, evidence}` or null, and `spoilt_by`, "client" or "host" where the figures are not the
     server's, else null.
-    `scenario` gives CPUs and flags of the server, which the bottleneck depends on.
+    `scenario` gives CPUs and flags of the server, which the bottleneck depends on, and says whether there are several
+    models; None: one.
     """
     if scenario is not None and scenario.target.models:
         models: dict[str, dict[str, Any]] = {}

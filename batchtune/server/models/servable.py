@@ -230,7 +230,7 @@ class Servable:
     def close(self) -> None:
         """Refuse new requests, answer those that are queued, free the model and close its stages.
 
-        Blocks. Call it after BatchingControl.detach, when no `submit` is under way.
+        Blocks. Call it after `drain` and BatchingControl.detach, when no `submit` is under way.
         """
         sessions, self._opened, self._sessions = self._opened, {}, {}
         if self._pool is not None:

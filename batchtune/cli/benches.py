@@ -270,11 +270,10 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
             "the variants have different targets of kind command: a run has one such server, and restores only that",
             hint="write the differences in fixed: the commands get them",
         )
-    models = (
-        (model, target.framework)
-        for target in targets
-        if target.kind == "tfserving"
-        for model in [own.model for own in target.models] or [target.model]
-    )
-    for model, framework in dict.fromkeys(models):
-        resolve_model(model, framework=framework, on_event=view.event)
+    for target in targets:
+        if target.kind == "tfserving":
+            for number, own in enumerate(target.models):
+                key = ("target", "models", number, "model")
+                resolve_model(own.model, framework=target.framework, at=key, on_event=view.event)
+            if not target.models:
+                resolve_model(target.model, framework=target.framework, on_event=view.event)

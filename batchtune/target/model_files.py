@@ -167,13 +167,15 @@ def resolve_model(
     *,
     framework: str | None = None,
     folder: Path | None = None,
+    at: tuple[str | int, ...] = ("target", "model"),
     on_event: Callable[[str], None] = lambda _text: None,
 ) -> Path:
     """Return the model base directory for `target.model`: a path, or the name of a sample model, which is exported on
     first use.
 
     A model without a version directory is laid out in `folder` by links; None: its own path is returned. `framework`:
-    in which a sample model is exported, of those that it is written in; None: the first that is installed.
+    in which a sample model is exported, of those that it is written in; None: the first that is installed. `at`: the
+    path of the scenario's key.
 
     Raises:
         UsageError: neither a sample model nor a model's directory or file (the message says what is there instead), or
@@ -189,7 +191,7 @@ def resolve_model(
             f"target.framework: read only with a sample model; {model!r} is a path",
             hint="the files of a version directory decide what runs it",
         )
-    path = located_model(model)
+    path = located_model(model, at)
     return path if folder is None or _versions(path) else _laid_out(path, folder)
 
 

@@ -162,6 +162,24 @@ def test_a_path_of_one_of_several_models_that_leads_nowhere_is_named_with_its_li
     assert "preparing" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [("compare",), ("check", "--paired")])
+def test_compare_and_check_name_the_line_of_the_path_of_one_of_several_models(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "a/1").mkdir(parents=True)
+    (tmp_path / "a/1/emulated.yaml").write_text(EMULATED)
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "name: two\ntarget:\n  models:\n    - {name: a, model: ./a, rate: 10/s}\n"
+        "    - {name: b, model: ./nothing, rate: 10/s}\nload: {arrivals: poisson}\nslo: {p95: 50ms}\n"
+        "objective: latency\nvariants:\n  x: {fixed: {max_batch_size: 4}}\n  y: {fixed: {max_batch_size: 8}}\n"
+    )
+    command, *options = words
+    done = answered(command, path, *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "two.yaml:5: target.models.1.model: './nothing' does not exist" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["sweep", "load"])
 def test_a_models_path_that_leads_nowhere_is_named_with_its_line_before_a_launch(
     scenario: Path, command: str

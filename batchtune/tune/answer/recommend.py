@@ -621,6 +621,7 @@ class _Answer:
             yield coded("other_slo")
         if isinstance(self._account, FixedLoads):
             yield from self._too_slow(self._account.search)
+            yield from self._left_out(self._account.search)
         yield from self._largest_of_space()
 
     def _too_slow(self, search: FixedLoadSearch) -> Iterator[Coded]:
@@ -629,6 +630,15 @@ class _Answer:
         if unbatched is not None and search.is_saturated(unbatched) and not search.own_runs(unbatched):
             answered_rps = max(run.answered_rps for run in unbatched.runs)
             yield coded("unbatched_too_slow", rate_rps=search.stated_rps, answered_rps=answered_rps)
+
+    def _left_out(self, search: FixedLoadSearch) -> Iterator[Coded]:
+        """Which references have runs that do not count beside the recommended configuration."""
+        for other in self._references().values():
+            own = len(search.own_runs(other))
+            left = own - len(search.own_runs(other, self._chosen))
+            if left:
+                label = other.configuration.label()
+                yield coded("not_comparable", configuration=label, runs=left, of_runs=own)
 
     def _largest_of_space(self) -> Iterator[Coded]:
         """Of a space that the user wrote: which parameters that let a server do more at once have their largest value

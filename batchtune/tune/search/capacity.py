@@ -36,7 +36,7 @@ from batchtune.tune.evidence.bracket import (
     next_rate,
     of_limit,
 )
-from batchtune.tune.search.contenders import Contender
+from batchtune.tune.search.contenders import REFERENCES, Contender
 from batchtune.tune.search.search_loop import (
     CLIENTS_MAX,
     COMPARE_SHARE,
@@ -347,7 +347,23 @@ class CapacitySearch(Search):
         reserve_s = 0.0
         if probe is not None and not probe[0].runs:
             reserve_s = 3.0 * self._cost_s(*probe[:2]) + fresh_runs * self._cost_s(*probe[:2], fresh=True)
-        return self._affordable(probe, left_s=left_s, reserve_s=reserve_s)
+        return self._affordable(probe, left_s=left_s, reserve_s=reserve_s) or self._affordable(
+            self._unknown_reference(top), left_s=left_s, reserve_s=0.0
+        )
+
+    def _unknown_reference(self, top: Contender) -> tuple[Contender, float, str] | None:
+        """Choose (reference, rate, reason) of a run for which the time is left that settles nothing else: of a
+        reference that held no rate, so that the gain over it is unknown; None: there is none, it missed twice, or the
+        leader holds no rate either."""
+        tries = 2
+        for source in REFERENCES if top.bracket.held_rps else ():
+            other = self.contenders.of(source)
+            if other is None or other is top or other.is_broken or not other.runs:
+                continue
+            rate = 0.95 * (self._humbled(other) or max(run.answered_rps for run in other.runs))
+            if rate and not other.bracket.held_rps and len(other.bracket.open_runs) < tries:
+                return other, rate, "how much is gained over it"
+        return None
 
     def _is_comparing(self, top: Contender, left_s: float) -> bool:
         """Whether to compare rather than confirm.

@@ -316,6 +316,21 @@ def test_no_gain_is_stated_over_who_was_only_overloaded() -> None:
     )
 
 
+def test_time_that_is_left_measures_the_gain_over_who_held_no_rate() -> None:
+    """Of a stranger's sweep 8 s were left, and the gain over the defaults was not measured."""
+    batched = [trial for trial in capacity_ledger() if trial.number > 6]
+    overload = at_rate(5, 5000.0, math.inf, batching="defaults", source="defaults", answered=0.1)
+    search = CapacitySearch(CAPACITY, budget_s=45.0)
+    search.observe([loop(4, 600.0, 0.2, clients=2000), overload, *batched])
+    top, defaults = search.leader(), search.contenders.of("defaults")
+    probe = search._unknown_reference(top)
+    assert probe is not None
+    assert probe[0] is defaults
+    assert 0.0 < probe[1] < 5000.0
+    search.observe([at_rate(20, 300.0, 0.01, batching="defaults", source="defaults")])
+    assert search._unknown_reference(top) is None  # it held a rate
+
+
 def test_full_batches_that_answer_less_than_smaller_ones_are_no_limit_below_these() -> None:
     """The defaults answered 500/s in full batches; batches of 8 rows held 700/s, and the defaults may fill as few."""
     overload = at_rate(5, 5000.0, math.inf, batching="defaults", source="defaults", answered=0.1)

@@ -360,7 +360,7 @@ class CapacitySearch(Search):
             other = self.contenders.of(source)
             if other is None or other is top or other.is_broken or not other.runs:
                 continue
-            rate = 0.95 * (self._humbled(other) or max(run.answered_rps for run in other.runs))
+            rate = STEP_DOWN * (self._humbled(other) or max(run.answered_rps for run in other.runs))
             if rate and not other.bracket.held_rps and len(other.bracket.open_runs) < tries:
                 return other, rate, "how much is gained over it"
         return None

@@ -193,10 +193,15 @@ class Facts:
         return self.run.requests / self.run.window_s
 
     @property
+    def has_foreign_load(self) -> bool:
+        """Whether a caveat says that other programs, or a slower CPU, disturbed the run."""
+        return any(caveat.code in HOST_CODES for caveat in self.run.caveats)
+
+    @property
     def disturbed(self) -> bool:
-        """Whether a caveat says that other programs took so much of the machine that requests may have been late
-        because of them."""
-        return any(caveat.code in HOST_CODES or caveat.code == "host_pressure" for caveat in self.run.caveats)
+        """Whether a caveat says that requests may have been late because CPUs were taken, by other programs or by
+        server and client from each other."""
+        return self.has_foreign_load or any(caveat.code == "host_pressure" for caveat in self.run.caveats)
 
     @property
     def is_silent(self) -> bool:
@@ -375,7 +380,8 @@ def find_bottleneck(
     at_capacity: bool = False,
 ) -> Bottleneck:
     """Name what limits the run: the first condition of an ordered list that the figures meet; else kind `unknown` where
-    nothing that the server reports can show that it has capacity left, or `none`.
+    nothing that the server reports can show that it has capacity left, or where it does not keep up and its CPU time
+    is not known, or `none`.
 
     Host and client come first because they spoil every other figure (the host not where the server fails by itself);
     the device comes after what keeps it idle or its batches small. `blame_host` False: a noisy host is not named, and
@@ -405,7 +411,8 @@ def find_bottleneck(
         return _bottleneck("unknown", coded("server_silent"), facts)
     if not facts.shows_room:
         return _bottleneck("unknown", coded("busy_untold"), facts)
-    return _bottleneck("none", _nothing(facts), facts)
+    is_open = facts.server_cpu_ratio is None and not facts.is_met
+    return _bottleneck("unknown" if is_open else "none", _nothing(facts), facts)
 
 
 def _bottleneck(kind: Kind, text: Coded, facts: Facts) -> Bottleneck:
@@ -552,7 +559,8 @@ def _device(facts: Facts) -> _Found:
 
 
 def _front_end(facts: Facts) -> _Found:
-    """The device has time, and the event loop or the server's CPU has not; or nothing else takes the time.
+    """The device has time, and the event loop or the server's CPU has not; or nothing else takes the time of a closed
+    loop or of a rate that is not met.
 
     On a CPU the model's own threads are the likelier user of what the server uses up.
     """
@@ -562,22 +570,16 @@ def _front_end(facts: Facts) -> _Found:
         return None
     if cpu is not None and cpu >= BUSY_RATIO:
         return _used_up(facts, cpu)
-    if facts.disturbed:
-        return None
-    lag_s = facts.run.server.event_loop_lag_p99_s
-    if (
-        lag_s is not None
-        and lag_s > max(late_s, 0.3 * facts.run.latency_mean_s)
-        and facts.loop_is_busy(lag_s)
-    ):
+    lag_s, latency_s = facts.run.server.event_loop_lag_p99_s, facts.run.latency_mean_s
+    is_late = lag_s is not None and lag_s > max(late_s, 0.3 * latency_s)
+    if lag_s is not None and is_late and not facts.disturbed and facts.loop_is_busy(lag_s):
         return "front_end", coded("event_loop_late", lag_s=lag_s)
     overhead_s = facts.run.overhead_mean_s
-    closed = facts.run.concurrency is not None
-    if closed and overhead_s is not None and overhead_s > MANY_RATIO * facts.run.latency_mean_s:
-        return "front_end", coded(
-            "outside_queue_and_device", overhead_s=overhead_s, latency_s=facts.run.latency_mean_s
-        )
-    return None
+    if facts.has_foreign_load or overhead_s is None or overhead_s <= MANY_RATIO * latency_s:
+        return None
+    if facts.run.concurrency is None and facts.is_met:
+        return None
+    return "front_end", coded("outside_queue_and_device", overhead_s=overhead_s, latency_s=latency_s)
 
 
 def _errors(facts: Facts) -> _Found:

@@ -180,12 +180,14 @@ class Marks:
         return lines
 
     def concerned(self) -> dict[str, dict[str, Coded]]:
-        """Return code of a caveat -> row or column -> its caveat, in the order in which the codes first occur."""
+        """Return code of a caveat -> row or column -> its caveat, in the order in which the codes first occur; those on
+        the server's figures last, whose columns need not be shown."""
         by_code: dict[str, dict[str, Coded]] = {}
         for whose, many in self.caveats.items():
             for caveat in many:
                 by_code.setdefault(caveat.code, {})[whose] = caveat
-        return by_code
+        of_server = {code: touches(next(iter(known.values()))) == "server" for code, known in by_code.items()}
+        return {code: by_code[code] for code in sorted(by_code, key=of_server.__getitem__)}
 
     def _letters(self) -> dict[str, str]:
         """Return code of a caveat -> its letter."""

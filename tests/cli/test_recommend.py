@@ -197,6 +197,18 @@ def test_what_a_dialect_cannot_say_is_refused_before_anything_is_said(tmp_path, 
     assert not (run.path / "recommendation.json").exists()
 
 
+@pytest.mark.parametrize("batching", [{"max_batch_size": 8}, None])
+def test_flags_that_tensorflow_serving_refuses_name_the_format_of_the_file_that_it_reads(
+    tmp_path, capsys, batching
+):
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    run.append(planted(1, batching=batching, throughput=900, p95_s=0.01), None)
+    run_recommend(run.path, {}, dialect="flags", write=None, results=tmp_path, json=False)
+    noted = capsys.readouterr().err
+    assert ("take batching parameters only from a file" in noted) == (batching is not None)
+    assert (f"batchtune recommend {run.path} --format tfserving" in noted) == (batching is not None)
+
+
 @pytest.fixture
 def own_run(tmp_path: Path) -> Run:
     """A sweep of a server of kind http."""

@@ -15,7 +15,7 @@ from batchtune.load.samples import Status, merge_endpoints
 from batchtune.measure.bottleneck import Bottleneck, Kind, advice_for, find_bottleneck
 from batchtune.measure.caveats import ServerSettings, caveat, settings_of
 from batchtune.measure.measurement import Measurement, measure
-from batchtune.plain_values import from_plain, to_plain
+from batchtune.plain_values import Coded, from_plain, to_plain
 from batchtune.report.findings import text_of
 from batchtune.report.words import bottleneck_sentence
 from batchtune.scenario.spec.workload import Protocol
@@ -41,6 +41,7 @@ def run(
     *,
     latency_s: float = 0.005,
     concurrency: int | None = 64,
+    offered_rps: float | None = None,
     failed: Status | None = None,
     client_cpu_ratio: float = 0.1,
     **activity: object,
@@ -53,6 +54,7 @@ def run(
         np.full(len(EVENLY), latency_s),
         status=status,
         concurrency=concurrency,
+        offered_rps=offered_rps,
         client_cpu_ratio=client_cpu_ratio,
     )
     return measure(samples, warm_up_s=1.0, slo=p95_within(0.05), activity=replace(PLAIN, **activity))
@@ -304,6 +306,39 @@ def test_a_slow_front_end_is_named(figures: dict[str, object]) -> None:
     assert named(run(latency_s=0.01, mean_batch_rows=20.0, **figures)) == "front_end"
 
 
+CROWDED = caveat("host_pressure", pressure_ratio=0.8, pressed="this machine")
+
+
+@pytest.mark.parametrize(("concurrency", "due"), [(8, 1), (None, 2)])
+def test_time_outside_queue_and_execution_is_the_front_ends_where_client_and_server_share_cpus(
+    concurrency: int | None, due: int
+) -> None:
+    """REST on an attached server whose CPU time is not known: 11 of 14 ms are neither wait nor execution."""
+    load = {"concurrency": concurrency, "offered_rps": 500.0 if concurrency is None else None}
+    told = run(**load, latency_s=0.014, device_busy_ratio=0.15, server_cpu_s=None, mean_batch_rows=20.0)
+    crowded = replace(told, requests=due * told.requests, caveats=(CROWDED,))
+    found = find_bottleneck(crowded, replace(SETTINGS, protocol="rest"))
+    assert found.kind == "front_end"
+    assert "11 ms of 14 ms pass outside queue and device" in text_of(found.text)
+    assert "use gRPC instead of REST" in text_of(found.advice)
+
+
+@pytest.mark.parametrize("caveats", [(), (CROWDED,)])
+def test_a_server_that_falls_behind_has_no_capacity_left_and_its_limit_is_open_without_its_cpu_time(
+    caveats: tuple[Coded, ...],
+) -> None:
+    kept_up = run(concurrency=None, offered_rps=500.0, server_cpu_s=None, queue_wait_mean_s=0.004)
+    behind = replace(kept_up, requests=2 * kept_up.requests, caveats=caveats)
+    found = find_bottleneck(behind, SETTINGS)
+    assert (find_bottleneck(kept_up, SETTINGS).kind, found.kind) == ("none", "unknown")
+    assert "capacity left" not in text_of(found.text)
+
+
+def test_a_closed_loop_never_shows_capacity_left() -> None:
+    found = find_bottleneck(run(), SETTINGS)
+    assert (found.kind, text_of(found.text)) == ("none", "nothing that the server reports is used up")
+
+
 def test_nothing_limits_an_open_loop_that_is_met() -> None:
     found = find_bottleneck(run(concurrency=None), SETTINGS)
     assert found.kind == "none"
@@ -445,7 +480,7 @@ def test_a_late_event_loop_on_a_noisy_host_is_not_the_front_ends(code: str) -> N
     noisy = replace(late, caveats=(*late.caveats, caveat(code, **ratios)))
     found = find_bottleneck(noisy, SETTINGS, blame_host=False)
     assert found.kind == "none"
-    assert "other programs" in text_of(found.text)
+    assert "it did not have the machine's CPUs to itself" in text_of(found.text)
     assert text_of(found.advice) == "on a quiet machine it may serve more"
 
 

@@ -275,6 +275,19 @@ def test_marks_stand_in_the_order_of_the_list_below():
     assert lettered.startswith("(b) two: ")
 
 
+def test_the_letters_have_no_gap_where_the_servers_figures_are_not_shown():
+    """By gRPC alone the server reports nothing, so its columns are empty and their caveat has no mark."""
+    silent = caveat("no_server_counters")
+    first, second, last = (
+        line.strip()
+        for line in Marks(caveats={"one": (LATE, silent, EMULATED)}).lines(shown="one (b) 9.35 (a)")
+    )
+    assert first.startswith("(a) the load generator")
+    assert second.startswith("(b) the device is emulated")
+    assert last.startswith("the server reports nothing about its batches")
+    assert advice_of(silent).startswith("for batch sizes and queue waits add --rest-url")
+
+
 def test_the_servers_flags_tell_which_threads_limit_it():
     """1600 requests/s of 1 ms each take 1.6 of the 2 threads; 19 of 20 ms pass before a request has one."""
     flags = {"processes_per_replica": 2, "threads_per_process": 1}

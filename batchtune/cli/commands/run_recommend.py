@@ -15,6 +15,7 @@ from typing import Any, Literal
 from batchtune.archive.run import RECOMMENDATION, SCENARIO, Run, write_server_files, write_whole
 from batchtune.archive.server_files import parameters_name, parameters_text, server_files, tritons_file
 from batchtune.batching.kubernetes import ParametersFile
+from batchtune.batching.parameters import Configuration
 from batchtune.batching.tfserving_file import RenderedDialect, rendered, without_counterpart
 from batchtune.batching.triton_config import dropped
 from batchtune.cli.arguments.options import Dialect, refuse
@@ -144,6 +145,7 @@ def conclude(
     again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
     if dialect == "docker":
         text = _docker_run(run, chosen, scenario, again)
+    _note_on_flags(chosen.configuration, dialect, again)
     if write is not None:
         _write(write, text, beside=server_files(write, chosen, scenario.target.models))
     longer = to_establish(run, scenario, trials, asked=asked)
@@ -172,6 +174,13 @@ def conclude(
         if not shown:
             print(text)
     return 0 if chosen.established else InconclusiveError.exit_code
+
+
+def _note_on_flags(configuration: Configuration, dialect: str, again: str) -> None:
+    """Print to stderr, where the dialect is flags that the server refuses, which format it takes."""
+    if dialect == "flags" and configuration.dialect == "tfserving" and configuration.batching is not None:
+        words = "tensorflow_model_server and batchtune-model-server take batching parameters only from a file"
+        print(f"note: {words}, which `{again}--format tfserving` prints", file=sys.stderr)
 
 
 def _docker_run(run: Run, chosen: Recommendation, scenario: Scenario, again: str) -> str:

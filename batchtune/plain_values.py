@@ -92,7 +92,9 @@ def complement(share: Any) -> Any:
 def check_version(values: Mapping[str, Any], version: int) -> None:
     """Raise ValueError where the `schema_version` of a document is missing or is not `version`."""
     if values.get("schema_version") != version:
-        raise ValueError(f"schema_version {values.get('schema_version')!r} where {version} is read")
+        written = values.get("schema_version")
+        writer = "written by another version of batchtune: " if isinstance(written, int) else ""
+        raise ValueError(f"{writer}schema_version {written!r} where {version} is read")
 
 
 def from_plain(kind: type[T], values: Any, place: str = "") -> T:

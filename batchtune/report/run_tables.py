@@ -187,6 +187,10 @@ def _cells(trials: Table) -> list[list[str]]:
     if "verdict" in shown:  # a noisy host or a late client is a mark behind what the figures say
         pairs = zip(trials["decision"], shown["verdict"], strict=True)
         shown["verdict"] = [" ".join(filter(None, dict.fromkeys(pair))) or None for pair in pairs]
+    failed = ["failed" if state == "failed" else None for state in trials["state"]]
+    if any(failed):
+        verdicts = shown.get("verdict", trials["verdict"])
+        shown["verdict"] = [verdict or fault for verdict, fault in zip(verdicts, failed, strict=True)]
     rows = [[_SHOWN[name] for name in shown]]
     return rows + [
         [_cell(name, value) for name, value in zip(shown, values, strict=True)] for values in _rows(shown)

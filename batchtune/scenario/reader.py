@@ -234,6 +234,9 @@ def _read(path: Path | str | ScenarioText, overrides: Iterable[str]) -> tuple[Do
 
 def _kept(path: Path) -> Document:
     """Return the document of a run's scenario, without keys that no longer exist."""
+    if not path.exists():
+        hint = "copy the run's folder again with all its files, or start a new run"
+        raise ScenarioError(f"{path.parent}: the run is incomplete: it has no {path.name}", hint=hint)
     document = parse_yaml(scenario_text(path).text, source=str(path))
     data = _left(document.data, "")
     if section_of(data, "search").get("strategy") == "guide":

@@ -55,6 +55,17 @@ def emulated(tmp_path: Path) -> Path:
     return model
 
 
+def test_the_folder_of_a_run_is_no_model_and_the_sweep_that_goes_on_with_it_is_offered(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "trials.jsonl").touch()
+    with pytest.raises(UsageError, match="a run, not a model") as refused:
+        model_of(str(tmp_path))
+    assert (
+        refused.value.hint == f"go on with it: batchtune sweep {tmp_path}/scenario.yaml --resume {tmp_path}"
+    )
+
+
 def looked_at(model: Path, *overrides: str, **options: Any) -> tuple[LookedAt, list[str]]:
     said: list[str] = []
     return look_at(str(model), overrides, say=said.append, **{"command": "sweep", **options}), said

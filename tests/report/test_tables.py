@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from batchtune.archive.listing import runs_under
+from batchtune.archive.run import create_run
 from batchtune.archive.table import trial_table
+from batchtune.cli.commands.report import run_trials
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.check_text import print_history
 from batchtune.report.comparison import print_comparison, print_noise
 from batchtune.report.load_points import figure_cells, print_points
 from batchtune.report.run_tables import brief_labels, print_runs, print_trials
 from batchtune.report.tables import aligned, latency, print_rows, rows_that_fit
-from batchtune.scenario.reader import read_kept_variants
+from batchtune.scenario.reader import format_scenario, read_kept_variants
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.compare.result import noise_floor, summarise
 from tests.cli.in_process import answered
@@ -70,6 +72,18 @@ def test_a_noisy_trial_shows_its_verdict_with_the_noise_behind_it():
     shown = [line.rpartition("  ")[2].strip() for line in stream.getvalue().splitlines()[2:5]]
     assert shown == ["FAIL NOISY", "NOISY", "PASS"]
     assert figure_cells(known.measurement, ["SLO"]) == ["FAIL NOISY"]
+
+
+def test_a_trial_that_failed_is_called_so_and_a_run_without_trials_says_so(tmp_path, capsys):
+    measured = load_trial(1, clients=4, throughput=100.0, verdict="PASS")
+    failed = replace(measured, number=2, state="failed", failure="the server died", measurement=None)
+    for trials, words in (([measured, failed], ["PASS", "failed"]), ([failed], ["failed"])):
+        print_trials(trial_table(trials), sort=None, output="table")
+        lines = capsys.readouterr().out.splitlines()[2 : 2 + len(trials)]
+        assert [line.split()[-1] for line in lines] == words
+    run = create_run(SCENARIO, format_scenario(SCENARIO), root=tmp_path, provenance={})
+    run_trials(run.path, sort=None, output="table", results=tmp_path)
+    assert capsys.readouterr() == ("", f"no trial is finished in {run.path}\n")
 
 
 def test_a_narrow_terminal_loses_the_least_wanted_columns_first_and_no_digit():

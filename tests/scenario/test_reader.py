@@ -354,6 +354,9 @@ def test_keys_of_before_are_refused_with_what_takes_their_place(tmp_path: Path) 
     kept = read_kept_scenario(path)
     assert kept.search.strategy == "guided"
     assert kept == parse_scenario(SMALL)
+    path.unlink()
+    with pytest.raises(ScenarioError, match=r"the run is incomplete: it has no scenario\.yaml"):
+        read_kept_scenario(path)
 
 
 def test_names_of_attributes_are_no_keys() -> None:

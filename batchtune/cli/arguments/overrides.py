@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
+from batchtune.archive.run import LEDGER, SCENARIO
 from batchtune.batching.formats import read_batching_file
 from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.measure.quantiles import QUANTILES
@@ -282,6 +283,9 @@ def model_of(argument: str) -> str:
         )
     path = Path(argument).expanduser()
     with readable(path):
+        if (path / LEDGER).is_file():
+            hint = f"go on with it: batchtune sweep {path / SCENARIO} --resume {path}"
+            raise UsageError(f"{argument}: a run, not a model", hint=hint)
         if path.exists():
             only = only_model_below(absolute(path))
             return str(located_model(argument) if only is None else only)

@@ -41,8 +41,12 @@ def run_trials(path: Path | None, *, sort: str | None, output: TableFormat, resu
         UsageError: `sort` names no column.
     """
     run = asked_run(path, results=results)
-    table = trial_table(kept_trials(run))
-    print_trials(table, sort=sort, output=output, lower_is_better=run.scenario().objective == "latency")
+    trials = kept_trials(run)
+    if not trials and output == "table":
+        print(f"no trial is finished in {run.path}", file=sys.stderr)
+        return 0
+    lower_is_better = run.scenario().objective == "latency"
+    print_trials(trial_table(trials), sort=sort, output=output, lower_is_better=lower_is_better)
     return 0
 
 

@@ -60,7 +60,9 @@ def test_a_line_that_lacks_a_key_is_no_trial(missing):
 
 
 def test_a_line_of_another_schema_is_no_trial():
-    with pytest.raises(ValueError, match="schema_version 2 where 1 is read"):
+    with pytest.raises(
+        ValueError, match="written by another version of batchtune: schema_version 2 where 1 is read"
+    ):
         Trial.from_dict({**planted(1, throughput=1.0, p95_s=1.0).to_dict(), "schema_version": 2})
 
 

@@ -348,22 +348,19 @@ class CapacitySearch(Search):
         if probe is not None and not probe[0].runs:
             reserve_s = 3.0 * self._cost_s(*probe[:2]) + fresh_runs * self._cost_s(*probe[:2], fresh=True)
         return self._affordable(probe, left_s=left_s, reserve_s=reserve_s) or self._affordable(
-            self._unknown_reference(top, taken), left_s=left_s, reserve_s=0.0
+            self._unmeasured(top, taken), left_s=left_s, reserve_s=0.0
         )
 
-    def _unknown_reference(
-        self, top: Contender, taken: set[Contender]
-    ) -> tuple[Contender, float, str] | None:
+    def _unmeasured(self, top: Contender, taken: set[Contender]) -> tuple[Contender, float, str] | None:
         """Choose (reference, rate, reason) of a run for which the time is left that settles nothing else: of a
         reference that held no rate, so that the gain over it is unknown; None: there is none, it missed twice, or the
         leader holds no rate either."""
-        tries = 2
         for source in REFERENCES if top.bracket.held_rps else ():
             other = self.contenders.of(source)
             if other is None or other in {top, *taken} or other.is_broken or not other.runs:
                 continue
             rate = STEP_DOWN * (self._humbled(other) or max(run.answered_rps for run in other.runs))
-            if rate and not other.bracket.held_rps and len(other.bracket.open_runs) < tries:
+            if rate and not other.bracket.held_rps and len(other.bracket.open_runs) < 2:
                 return other, rate, "how much is gained over it"
         return None
 

@@ -323,12 +323,12 @@ def test_time_that_is_left_measures_the_gain_over_who_held_no_rate() -> None:
     search = CapacitySearch(CAPACITY, budget_s=45.0)
     search.observe([loop(4, 600.0, 0.2, clients=2000), overload, *batched])
     top, defaults = search.leader(), search.contenders.of("defaults")
-    probe = search._unknown_reference(top, set())
+    probe = search._unmeasured(top, set())
     assert probe is not None
     assert probe[0] is defaults
     assert 0.0 < probe[1] < 5000.0
     search.observe([at_rate(20, 300.0, 0.01, batching="defaults", source="defaults")])
-    assert search._unknown_reference(top, set()) is None  # it held a rate
+    assert search._unmeasured(top, set()) is None  # it held a rate
 
 
 def test_full_batches_that_answer_less_than_smaller_ones_are_no_limit_below_these() -> None:

@@ -182,9 +182,9 @@ def _warnings(chosen: Recommendation) -> Iterator[str]:
     against = [(caveat, whose) for caveats, whose in owned for caveat in caveats]
     for caveat, whose in sorted(against, key=lambda entry: entry[0].code == "emulated_device"):
         if caveat.code in codes and caveat.code not in said:
-            said.add(caveat.code)
             text, advice = words.capitalised(text_of(caveat)), words.capitalised(advice_of(caveat))
-            yield f"{text}{whose}. {advice}."
+            yield f"{text}{whose}." if advice in said else f"{text}{whose}. {advice}."
+            said |= {caveat.code, advice}
     more = len({caveat.code for caveat, _ in against} - said)
     if said and more:
         yield f"{counted(more, 'more warning')}: `--why`."

@@ -247,6 +247,8 @@ def test_what_was_guessed_is_said_and_stands_in_the_scenario(tmp_path: Path) -> 
         "ids: the model leaves [?, ?] open; sent is 128 a row (--shape ids=128)",
         "ids: whole numbers from 0 to 99 (--range ids=0:20000 for a vocabulary of 20,000)",
     )
+    two_types, _ = looked_at(lookup(tmp_path / "types.onnx", vocabulary=2), command="load")
+    assert two_types.notes[-1] == "ids: whole numbers from 0 to 1 (--range ids=LOW:HIGH for other values)"
     given = request_overrides(rest=False, rows=2, shapes=["ids=7"], ranges=["ids=0:1000"])
     looked, _ = looked_at(model, *given, command="load")
     assert looked.notes == ()

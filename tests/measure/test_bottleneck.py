@@ -503,6 +503,9 @@ def test_a_model_whose_own_threads_fill_the_cpus_is_the_device() -> None:
         latency_s=0.01, mean_batch_rows=20.0, server_cpu_s=9.5, device_busy_ratio=0.7, emulated=True
     )
     assert named(parsing) == "front_end"
+    assert "uses 95 % of its CPU, for more than executing batches" in text_of(
+        find_bottleneck(parsing, SETTINGS).text
+    )
 
 
 def test_a_server_with_unknown_parameters_is_not_judged_by_any() -> None:

@@ -195,6 +195,14 @@ def test_every_kind_of_trade_has_its_words(
     assert f"{words}. " in said(replace(found, alternatives=(one,)))
 
 
+def test_the_advice_that_two_caveats_share_is_given_once(found: Recommendation) -> None:
+    noise = (caveat("host_busy", foreign_ratio=0.4), caveat("host_steal", steal_ratio=0.1))
+    stream = Terminal()
+    with redirect_stdout(stream):
+        print_answer(replace(found, caveats=noise), scenario=SCENARIO, deployment=DEPLOYMENT)
+    assert re.sub(r"\s+", " ", stream.getvalue()).count("Repeat when the machine is quiet.") == 1
+
+
 def test_an_open_loop_is_named_by_its_arrivals() -> None:
     scenario = scenario_of(load={"arrivals": "poisson", "rate": "500/s"}, objective="latency")
     trial = planted(1, batching=BATCH_8, throughput=500, p95_s=0.01, objective="latency")

@@ -308,7 +308,9 @@ def _notes(signature: Signature, tries: FirstTries) -> Iterable[str]:
         if name in tries.ranges:
             low, high = (int(limit or 0) for limit in (tries.ranges[name].low, tries.ranges[name].high))
             values = f"{low} only" if high == low + 1 else f"whole numbers from {low} to {high - 1}"
-            yield f"{name}: {values} (--range {name}=0:20000 for a vocabulary of 20,000)"
+            # A mask or a type has no vocabulary.
+            more = "0:20000 for a vocabulary of 20,000" if high > 2 else "LOW:HIGH for other values"
+            yield f"{name}: {values} (--range {name}={more})"
         if spec.dtype == "object" and tries.request.inputs != "zeros" and not tries.recorded:
             yield f"{name}: 16 random letters (recorded requests: --set request.inputs.file=FILE)"
 

@@ -17,6 +17,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.measurement import Measurement
 from batchtune.plain_values import Coded, coded
 from batchtune.scenario.spec.scenario import Scenario
+from batchtune.scenario.spec.search_section import DEFAULT_TIME_BUDGET_S
 from batchtune.tune.evidence.bracket import FRESH, BracketRun, of_limit, runs_of
 from batchtune.tune.search.contenders import (
     SIZE,
@@ -350,6 +351,8 @@ class Search(ABC):
             compare=round(compare_s),
             confirm=round(confirm_s),
         )
+        if round(compare_s) < 1:
+            of_time = coded("plan_too_short", plan=of_time, usual_s=DEFAULT_TIME_BUDGET_S)
         return of_time if budget.trials is None else coded("plan_of_both", plan=of_time, trials=of_trials)
 
     # The contenders that are added once something is known.

@@ -190,6 +190,8 @@ class _Sweep:
     def run(self, nodes: Nodes) -> Iterator[FinishedTrial]:
         try:
             self._set_budget()
+            if self._trials and self._left_s() <= 0.0:
+                self._on_event(coded("budget_spent", budget_s=self._search.budget_s))
             while asks := self._asks(nodes):
                 yield from self._measure(asks, nodes)
                 if self._failures >= 2 * FAILURES_MAX:

@@ -179,6 +179,16 @@ def test_the_guide_begins_with_a_thread_for_each_cpu_a_large_batch_and_no_timeou
     }
 
 
+@pytest.mark.parametrize(("budget_s", "is_short"), [(2.0, True), (6.0, True), (20.0, False)])
+def test_a_budget_that_leaves_no_time_to_compare_says_so_in_the_opening_line(
+    budget_s: float, is_short: bool
+) -> None:
+    search = {"budget": {"time": f"{budget_s:g}s"}, "space": {"max_batch_size": [1, 2, 4]}}
+    plan = text_of(search_of(scenario_of(search=search), budget_s=budget_s).plan())
+    words = "leaves no time to compare configurations, perhaps none for an answer; without a budget a sweep takes 2 min"
+    assert (words in plan) == is_short
+
+
 @pytest.mark.parametrize("time", [{}, {"time": "60s"}])
 def test_a_budget_of_trials_says_in_the_opening_line_what_it_counts(time: dict[str, str]) -> None:
     search = {"budget": {"trials": 5, **time}, "space": {"max_batch_size": [1, 2, 4]}}

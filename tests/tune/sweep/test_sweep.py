@@ -301,6 +301,16 @@ def test_a_resumed_sweep_goes_on_where_it_stood_wherever_it_was_cut(objective):
         assert resumed[0].source == whole[cut].source
 
 
+@pytest.mark.parametrize(("time", "is_spent"), [("5s", True), ("40s", False)])
+def test_a_resumed_sweep_whose_budget_is_spent_says_so(time, is_spent):
+    whole = run(asked())
+    events: list[object] = []
+    resumed = run(asked(time=time), finished=whole[:12], on_event=events.append)
+    texts = [text_of(event) for event in events if isinstance(event, Coded)]
+    assert bool(resumed) != is_spent
+    assert any("took the whole budget of 5 s: nothing more is measured" in text for text in texts) == is_spent
+
+
 def test_what_a_sweep_thought_between_its_trials_counts_once_when_it_is_resumed():
     clock = FakeClock()
     target = FakeTarget(clock)

@@ -145,7 +145,6 @@ def conclude(
     again = f"batchtune recommend {shlex.quote(str(run.path))} {_asked(asked, scenario)}"
     if dialect == "docker":
         text = _docker_run(run, chosen, scenario, again)
-    _note_on_flags(chosen.configuration, dialect, again)
     if write is not None:
         _write(write, text, beside=server_files(write, chosen, scenario.target.models))
     longer = to_establish(run, scenario, trials, asked=asked)
@@ -173,12 +172,14 @@ def conclude(
             )
         if not shown:
             print(text)
+    _note_on_flags(chosen.configuration, dialect, again)
     return 0 if chosen.established else InconclusiveError.exit_code
 
 
 def _note_on_flags(configuration: Configuration, dialect: str, again: str) -> None:
     """Print to stderr, where the dialect is flags that the server refuses, which format it takes."""
     if dialect == "flags" and configuration.dialect == "tfserving" and configuration.batching is not None:
+        sys.stdout.flush()
         words = "tensorflow_model_server and batchtune-model-server take batching parameters only from a file"
         print(f"note: {words}, which `{again}--format tfserving` prints", file=sys.stderr)
 

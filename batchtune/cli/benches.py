@@ -270,10 +270,12 @@ def check_targets(variants: Sequence[Variant], view: View) -> None:
             "the variants have different targets of kind command: a run has one such server, and restores only that",
             hint="write the differences in fixed: the commands get them",
         )
+    keys: dict[tuple[str, str | None], tuple[str | int, ...]] = {}  # variants of one model share it
     for target in targets:
         if target.kind == "tfserving":
             for number, own in enumerate(target.models):
-                key = ("target", "models", number, "model")
-                resolve_model(own.model, framework=target.framework, at=key, on_event=view.event)
+                keys.setdefault((own.model, target.framework), ("target", "models", number, "model"))
             if not target.models:
-                resolve_model(target.model, framework=target.framework, on_event=view.event)
+                keys.setdefault((target.model, target.framework), ("target", "model"))
+    for (model, framework), key in keys.items():
+        resolve_model(model, framework=framework, at=key, on_event=view.event)

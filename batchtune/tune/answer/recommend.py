@@ -125,10 +125,8 @@ def trades(
             p95_ratio=p95.value / figures["p95_s"],
             confirmations=other.fresh,
         )
-        least, ratios = (
-            max(LEVEL, math.exp(2.0 * spread)),
-            (alternative.throughput_ratio, alternative.p95_ratio),
-        )
+        least = max(LEVEL, math.exp(2.0 * spread))
+        ratios = alternative.throughput_ratio, alternative.p95_ratio
         if min(ratios) >= least or max(ratios) <= 1.0 / least:
             trading.append(alternative)
     front = [

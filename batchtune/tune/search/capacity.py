@@ -111,12 +111,8 @@ class CapacitySearch(Search):
         no more than these: a server may fill its batches less."""
         if bracket.missed_rps != bracket.saturated_rps or contender.configuration.batching is None:
             return bracket.missed_rps
-        size = contender.rows, contender.threads
-        within = [
-            c
-            for c in self.ran
-            if c.rows <= size[0] and c.threads <= size[1] and c.configuration.batching is not None
-        ]
+        batched = (c for c in self.ran if c.configuration.batching is not None)
+        within = (c for c in batched if c.rows <= contender.rows and c.threads <= contender.threads)
         smaller = max((run.answered_rps for c in within for run in c.runs), default=0.0)
         return max(bracket.missed_rps, min(SATURATED * smaller, bracket.outvoted_above(bracket.held_rps)))
 

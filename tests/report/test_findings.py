@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 import string
+from typing import get_args
 
 import pytest
 
@@ -15,6 +17,7 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded, as_text, coded, from_plain, to_plain
 from batchtune.report.findings import advice_of, labels, print_json, text_of, texts, worded
 from batchtune.tune.search.proposals import throughput_interval_rule
+from batchtune.tune.trials.trial import Source
 from tests.check.check_fakes import measurement
 from tests.package_trees import trees
 
@@ -122,3 +125,12 @@ def test_numbers_that_are_not_finite_are_null_for_other_programs(capsys: pytest.
     expected = {"gain": {"value": 2.0, "high": None}, "rates": [None, 1.0, None], "text": "no inf"}
     print_json(document)
     assert json.loads(capsys.readouterr().out) == expected
+
+
+def test_what_proposes_a_configuration_is_explained_before_a_sweep() -> None:
+    explained = set(re.findall("[a-z]+", labels("notes")["trials"]))
+    says_itself = {"present", "no_batching", "defaults", "alone"}
+    of_other_commands, of_older_files = {"variant", "load"}, {"twin", "race", "node"}
+    shown_as_scout = {"probe", "calibration"}
+    rest = set(get_args(Source)) - says_itself - of_other_commands - of_older_files - shown_as_scout
+    assert rest and rest <= explained

@@ -24,6 +24,7 @@ from batchtune.cli.session import (
 from batchtune.errors import BatchtuneError, UsageError, WrongAnswerError
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.caveats import HostGuard
+from batchtune.report.findings import labels
 from batchtune.scenario.reader import ScenarioText, lines_named, lists_models
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import can_be_off, unsayable
@@ -99,7 +100,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     current.serve(target)
     off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
     notes = (placement, beginning(scenario), off, _beside_others(), _unset(scenario), *_traps(scenario))
-    for note in filter(None, notes):
+    for note in filter(None, (*notes, labels("notes")["trials"])):
         view.event(note)
     scenario = current.found_on(scenario, target)
     fleet, client_limit = current.load_generator(scenario)

@@ -133,4 +133,4 @@ def test_what_proposes_a_configuration_is_explained_before_a_sweep() -> None:
     of_other_commands, of_older_files = {"variant", "load"}, {"twin", "race", "node"}
     shown_as_scout = {"probe", "calibration"}
     rest = set(get_args(Source)) - says_itself - of_other_commands - of_older_files - shown_as_scout
-    assert rest and rest <= explained
+    assert rest <= explained, rest - explained

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.caveats import CLIENT_CODES, HOST_CODES
-from batchtune.report import tables, words
+from batchtune.report import answer_words, tables, words
 from batchtune.report.findings import Marks, advice_of, labels, text_of
 from batchtune.report.run_tables import brief_labels, short_label
 from batchtune.scenario.spec.scenario import Scenario
@@ -44,17 +44,17 @@ def print_answer(
             tables.print_text(line, indent=indent, bold=bold, whole=as_is)
             label = ""
 
-    others = words.other_references(chosen)
+    others = answer_words.other_references(chosen)
     marks = Marks(
         caveats={
             RECOMMENDED: chosen.caveats,
             **{labels("references")[reference.name]: reference.caveats for reference in others},
         }
     )
-    tables.print_text(*filter(None, (run, words.workload(scenario, chosen))))
-    advice = f"{use_text(chosen)}{words.unconfirmed_text(chosen)}"
-    tell("Recommended", " ".join(filter(None, (words.keep_sentence(chosen), advice))), bold=True)
-    first, then = (" ".join(part) for part in words.gain_parts(chosen))
+    tables.print_text(*filter(None, (run, answer_words.workload(scenario, chosen))))
+    advice = f"{use_text(chosen)}{answer_words.unconfirmed_text(chosen)}"
+    tell("Recommended", " ".join(filter(None, (answer_words.keep_sentence(chosen), advice))), bold=True)
+    first, then = (" ".join(part) for part in answer_words.gain_parts(chosen))
     tell("Gain", *filter(None, [first]), bold=True)
     tell("", *filter(None, [then]))
     if whole:
@@ -62,7 +62,7 @@ def print_answer(
     else:
         tell("", *tables.aligned(compared_table(chosen)), as_is=True)
         tell("", *marks_texts([chosen, *others], starred=False))
-    for label, texts in _argument(chosen, words.ways_on(chosen, offer, next_step), whole=whole):
+    for label, texts in _argument(chosen, answer_words.ways_on(chosen, offer, next_step), whole=whole):
         tell(label, *texts)
     tell("Caveats", *(marks.lines() if whole else ()))
     commands = {"confirm": next_step, "deploy": deployment, "search": offer, "explain": why}
@@ -78,7 +78,7 @@ def _print_contenders(chosen: Recommendation, marks: Marks) -> None:
         row[0] = marks.marked(row[0], whose, "everything", "throughput", "latency", "bound", "server")
     tables.print_text("")
     tables.print_rows([headings, *rows], dispensable=dispensable)
-    tables.print_text(*marks_texts([chosen, *words.other_references(chosen), *chosen.contenders]), "")
+    tables.print_text(*marks_texts([chosen, *answer_words.other_references(chosen), *chosen.contenders]), "")
 
 
 def _argument(
@@ -89,24 +89,24 @@ def _argument(
     `whole`: also how rule and guide compare, what the search did, every note and the alternatives; else a caveat
     only where it is decisive.
     """
-    yield "Models", [*words.model_sentences(chosen)]
+    yield "Models", [*answer_words.model_sentences(chosen)]
     for promise in chosen.promises:
-        yield "SLO", [words.promise_sentence(promise, chosen)]
-    yield "Why", [words.why_sentence(chosen)]
+        yield "SLO", [answer_words.promise_sentence(promise, chosen)]
+    yield "Why", [answer_words.why_sentence(chosen)]
     if whole:
-        yield "Compared", [*words.named_sentences(chosen), *_not_measured(chosen)]
+        yield "Compared", [*answer_words.named_sentences(chosen), *_not_measured(chosen)]
     if chosen.bottleneck is not None:
         yield "Bottleneck", [words.capitalised(words.bottleneck_sentence(chosen.bottleneck))]
     if whole:
         yield "Search", [" ".join(_searched(chosen))]
-    yield "Confidence", [" ".join([words.capitalised(words.confidence_sentence(chosen)), *more])]
+    yield "Confidence", [" ".join([words.capitalised(answer_words.confidence_sentence(chosen)), *more])]
     always = ("short_sweep", "confirmation_failed", "ran_out", "refused", "some_failed")
     notes = [
         words.sentence(text_of(note))
         for note in chosen.notes
         if note.code in always or (whole and note.code != "unbatched_too_slow")  # which the gain says
     ]
-    warnings = [*words.qualifying_sentences(chosen), *([] if whole else [*notes, *_warnings(chosen)])]
+    warnings = [*answer_words.qualifying_sentences(chosen), *([] if whole else [*notes, *_warnings(chosen)])]
     yield "Warning", [*filter(None, [" ".join(warnings)])]
     yield "Notes", notes if whole else []
     for alternative in chosen.alternatives[:3] if whole else ():
@@ -203,8 +203,8 @@ def compared_table(chosen: Recommendation) -> list[list[str]]:
     References are what others are compared with: no batching, the defaults, what runs now.
     """
     others = [
-        (labels("references")[other.name], other, words.gain_cell(other))
-        for other in words.other_references(chosen)
+        (labels("references")[other.name], other, answer_words.gain_cell(other))
+        for other in answer_words.other_references(chosen)
     ]
     left_out = ("named by", "configuration", "p50 ms", "p99 ms", "mean batch", "limited by")
     columns = _columns([(RECOMMENDED, chosen, ""), *others], objective=chosen.objective, limits=chosen.slo)
@@ -216,10 +216,10 @@ def contenders_table(chosen: Recommendation) -> list[list[str]]:
     """Return a table of all configurations that were tried, headings first: the recommended one, the references,
     then the others."""
     first = ", ".join(filter(None, (RECOMMENDED, words.names_text(chosen.names))))
-    others = (*words.other_references(chosen), *chosen.contenders)
+    others = (*answer_words.other_references(chosen), *chosen.contenders)
     shown: list[_Row] = [
         (first, chosen, ""),
-        *((_name(other), other, words.gain_cell(other)) for other in others),
+        *((_name(other), other, answer_words.gain_cell(other)) for other in others),
     ]
     return _table(_columns(shown, objective=chosen.objective, limits=chosen.slo))
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.report import tables
+from batchtune.report.answer_words import no_miss_text
 from batchtune.report.findings import labels, text_of
 from batchtune.report.run_tables import brief_labels
-from batchtune.report.words import no_miss_text
 from batchtune.twin.traffic import Traffic
 from batchtune.units import counted, percentage, rounded, rounded_duration
 

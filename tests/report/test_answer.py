@@ -14,18 +14,10 @@ from batchtune.batching.parameters import BatchingParameters, Configuration, fro
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import as_text, coded
+from batchtune.report.answer_words import capacity_text, gain_text, met_text, model_sentences, why_sentence
 from batchtune.report.findings import advice_of
 from batchtune.report.recommendation_text import print_answer
-from batchtune.report.words import (
-    bottleneck_sentence,
-    capacity_text,
-    capitalised,
-    gain_text,
-    met_text,
-    model_sentences,
-    sentence,
-    why_sentence,
-)
+from batchtune.report.words import bottleneck_sentence, capitalised, sentence
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend

@@ -13,13 +13,14 @@ from batchtune.archive.run import Run
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import ArchiveError, BatchtuneError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
+from batchtune.report.answer_words import met_text, other_references
 from batchtune.report.findings import labels
 from batchtune.report.html.shell import drawing
 from batchtune.report.html.shell.drawing import Figure, LineStyle, Merit, PlottedRun, Section, Table, Trace
 from batchtune.report.recommendation_text import RECOMMENDED, contenders_table, marks_texts, nearest_table
 from batchtune.report.run_tables import brief_labels
 from batchtune.report.tables import span
-from batchtune.report.words import capitalised, met_text, other_references
+from batchtune.report.words import capitalised
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import compared_with_slo, recommend
 from batchtune.tune.answer.recommendation import Compared, Recommendation, tightest

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from batchtune.batching.parameters import Configuration
 from batchtune.measure.quantiles import Estimate
-from batchtune.report import words
+from batchtune.report import answer_words, words
 from batchtune.report.findings import labels, text_of
 from batchtune.report.html import contender_figures
 from batchtune.report.html.contender_figures import SweepResults
@@ -300,7 +300,7 @@ def answers_of(account: SweepResults) -> tuple[Fact, ...]:
     what = words.capitalised(words.name_without_parameters(chosen.configuration) or "batching with")
     deploy = Fact(
         question="What to deploy?",
-        headline=" ".join(filter(None, (words.keep_sentence(chosen), what))),
+        headline=" ".join(filter(None, (answer_words.keep_sentence(chosen), what))),
         pairs=tuple(words.parameters_of(chosen.configuration)),
         tone="" if chosen.established else "open",
     )
@@ -336,7 +336,7 @@ def _nothing(account: SweepResults) -> tuple[Fact, ...]:
 
 
 def _gain(chosen: Recommendation) -> Fact:
-    part, then = words.gain_parts(chosen)
+    part, then = answer_words.gain_parts(chosen)
     first, *others = [*(part or ["Nothing to compare with."]), *then]
     return Fact(
         question="What does it gain?",
@@ -347,13 +347,15 @@ def _gain(chosen: Recommendation) -> Fact:
 
 
 def _sure(chosen: Recommendation) -> Fact:
-    lines = [f"SLO {words.promise_sentence(promise, chosen)}" for promise in chosen.promises]
-    lines += [words.sentence(words.question_text(question, chosen)) for question in chosen.open_questions]
+    lines = [f"SLO {answer_words.promise_sentence(promise, chosen)}" for promise in chosen.promises]
+    lines += [
+        words.sentence(answer_words.question_text(question, chosen)) for question in chosen.open_questions
+    ]
     basis = f"{counted(chosen.trials, 'trial')}, {counted(chosen.confirmations, 'confirmation run')} of this."
     return Fact(
         question="How confident is this?",
         headline="Confirmed" if chosen.established else "Not confirmed",
-        lines=(*lines, basis, *words.ways_on(chosen, None, None)),
+        lines=(*lines, basis, *answer_words.ways_on(chosen, None, None)),
         tone="good" if chosen.established else "open",
     )
 
@@ -361,10 +363,10 @@ def _sure(chosen: Recommendation) -> Fact:
 def notes_of(chosen: Recommendation) -> Iterator[str]:
     """Yield sentences for below the answers: the reason, how rule and guide compare, and what weakens the
     answer."""
-    yield words.why_sentence(chosen)
-    yield from words.model_sentences(chosen)
-    yield from words.named_sentences(chosen)
-    yield from words.qualifying_sentences(chosen)
+    yield answer_words.why_sentence(chosen)
+    yield from answer_words.model_sentences(chosen)
+    yield from answer_words.named_sentences(chosen)
+    yield from answer_words.qualifying_sentences(chosen)
     yield from (words.sentence(text_of(note)) for note in chosen.notes)
 
 

@@ -20,9 +20,7 @@ from batchtune.errors import (
 )
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.recommendation_text import marks_texts
-from batchtune.report.words import (
-    bottleneck_sentence,
+from batchtune.report.answer_words import (
     confidence_sentence,
     figures_sentence,
     gain_parts,
@@ -30,6 +28,8 @@ from batchtune.report.words import (
     unconfirmed_text,
     why_sentence,
 )
+from batchtune.report.recommendation_text import marks_texts
+from batchtune.report.words import bottleneck_sentence
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity

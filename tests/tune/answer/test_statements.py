@@ -17,9 +17,9 @@ from batchtune.archive.run import create_run
 from batchtune.cli.commands.run_recommend import conclude
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, TargetError
 from batchtune.measure.caveats import caveat
+from batchtune.report.answer_words import gain_cell, other_references, question_text
 from batchtune.report.findings import text_of
 from batchtune.report.recommendation_text import print_answer
-from batchtune.report.words import gain_cell, other_references, question_text
 from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario

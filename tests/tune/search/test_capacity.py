@@ -18,7 +18,7 @@ import pytest
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import coded
-from batchtune.report.words import better_outside, gain_sentences, qualifying_sentences
+from batchtune.report.answer_words import better_outside, gain_sentences, qualifying_sentences
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.tune.answer.recommend import judged, recommend
 from batchtune.tune.answer.recommendation import Recommendation

@@ -12,7 +12,7 @@ import pytest
 from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
-from batchtune.report.words import gain_sentences
+from batchtune.report.answer_words import gain_sentences
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Recommendation

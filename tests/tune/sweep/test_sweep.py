@@ -9,8 +9,8 @@ import pytest
 
 from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError, ServerGoneError, TargetError
 from batchtune.plain_values import Coded, coded
+from batchtune.report.answer_words import confidence_sentence
 from batchtune.report.findings import text_of
-from batchtune.report.words import confidence_sentence
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.search.contenders import REFERENCES
 from batchtune.tune.sweep.sweep import FAILURES_MAX, PHASES, SweepProgress, sweep

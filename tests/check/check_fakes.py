@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from batchtune.batching.parameters import Configuration
 from batchtune.check.account import Attribution, Conclusion, Part
 from batchtune.check.gate import BlockFigures, Gate
 from batchtune.check.paired_check import judge_fixed
 from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial, TrialRequest
+from tests.tune.tune_fakes import exactly, planted
 
 SERVER = ServerActivity(
     duration_s=1.0,
@@ -27,29 +28,17 @@ SERVER = ServerActivity(
 )
 
 
-def exactly(value: float) -> Estimate:
-    return Estimate(value=value, low=value, high=value)
-
-
 def measurement(server: ServerActivity | None = SERVER, **changes: Any) -> Measurement:
     given: dict[str, Any] = {
         "requests": 1600,
-        "window_s": 1.0,
-        "offered_rps": None,
         "concurrency": 32,
-        "throughput_rps": exactly(1600.0),
-        "throughput_rows_per_s": exactly(1600.0),
-        "goodput_rps": 1600.0,
         "latency_s": {"p50": exactly(0.004), "p95": exactly(0.006), "p99": exactly(0.007)},
         "latency_mean_s": 0.004,
-        "error_ratio": 0.0,
-        "errors": {},
-        "send_lag_p99_s": 0.0,
-        "client_cpu_ratio": 0.1,
-        "client_cpu_per_request_s": 1e-5,
         "server": server,
     }
-    return Measurement(**{**given, **changes})
+    measured = planted(1, throughput=1600.0, within=0.0, **{**given, **changes}).measurement
+    assert measured is not None
+    return measured
 
 
 def moved(**changes: Any) -> Measurement:
@@ -58,8 +47,6 @@ def moved(**changes: Any) -> Measurement:
 
 
 def trial(name: str, block: int, measured: Measurement | None = None, **changes: Any) -> Trial:
-    from batchtune.batching.parameters import Configuration
-
     given: dict[str, Any] = {
         "number": 2 * block,
         "state": "complete",
@@ -68,9 +55,8 @@ def trial(name: str, block: int, measured: Measurement | None = None, **changes:
         "seed": block,
         "measurement": measured or measurement(),
     }
-    request = TrialRequest(
-        configuration=Configuration(batching=None), source="variant", reason=name, block=block
-    )
+    unbatched = Configuration(batching=None)
+    request = TrialRequest(configuration=unbatched, source="variant", reason=name, block=block)
     return Trial(**{"request": request, **given, **changes})
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import FinishedTrial
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law
+from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, bench_of
 
 End = tuple[float, int, str, FinishedTrial]
 """When it ended, the number of its plan, the node."""
@@ -39,16 +39,8 @@ class FakeNodes:
         self._clocks = {name: FakeClock() for name in laws}
         self._benches = {}
         for seed, (name, law) in enumerate(laws.items(), start=1):
-            clock = self._clocks[name]
-            fake = FakeTarget(clock, law=law, **target)  # type: ignore[arg-type]
-            self._benches[name] = Bench(
-                scenario,
-                fake,
-                FakeFleet(fake, seed=seed),
-                on_live=lambda _plan, _live: None,
-                now_s=clock,
-                sleep=clock.sleep,
-            )
+            fake = FakeTarget(self._clocks[name], law=law, **target)  # type: ignore[arg-type]
+            self._benches[name] = bench_of(scenario, fake, FakeFleet(fake, seed=seed))
         self._now_s = 1000.0
 
     def now_s(self) -> float:

@@ -10,95 +10,92 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.batching.parameters import Configuration
 from batchtune.errors import ServerGoneError
 from batchtune.load.fleet import LoadInterrupted
-from batchtune.load.samples import NEVER_NS, Status
+from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.measure.caveats import HostGuard, caveat
 from batchtune.report.findings import text_of
 from batchtune.target.telemetry import Counters
-from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck
-from batchtune.tune.trials.trial import Trial, TrialRequest, was_interrupted
-from tests.tune.tune_fakes import SESSION, FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from batchtune.tune.trials.trial import Trial, was_interrupted
+from tests.tune.tune_fakes import (
+    SESSION,
+    FakeClock,
+    FakeFleet,
+    FakeTarget,
+    Law,
+    batches_of,
+    bench_of,
+    capacity_scenario,
+    planned,
+    scenario_of,
+)
 
 pytestmark = pytest.mark.smoke
 
 NO_BATCHING = Configuration(batching=None)
+BATCHED = batches_of(4)
 
 
-def run(scenario, plan, *, law=None, guard=None):
-    clock = FakeClock()
-    target = FakeTarget(clock, law=law or Law())
-    fleet = FakeFleet(target)
-    bench = Bench(
-        scenario,
-        target,
-        fleet,
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-        guard=guard,
-    )
-    return bench.run(plan), clock, fleet
+def run(scenario, plan=None, *, law=None, fleet=FakeFleet, **options):
+    """The trial, with its samples and jobs."""
+    target = FakeTarget(FakeClock(), law=law or Law())
+    sender = fleet(target)
+    done = bench_of(scenario, target, sender, **options).run(plan or planned(NO_BATCHING))
+    return done.trial, done.samples, [job.arrivals for job in sender.jobs]
 
 
-def plan_for(configuration, **changes) -> Plan:
-    own = {name: changes.pop(name) for name in ("number", "seed", "pace") if name in changes}
-    request = TrialRequest(configuration=configuration, **{"source": "sampler", "reason": "", **changes})
-    return Plan(**{"number": 1, "seed": 1, "request": request, **own})
+def codes(trial: Trial) -> set[str]:
+    return {note.code for note in trial.measurement.caveats}
 
 
-def open_loop(rate, **changes):
-    load = {"arrivals": "poisson", "rate": rate, "warm_up": "500ms", "duration": "4s"}
-    return scenario_of(load=load, objective="latency", slo={"p95": "10ms"}, **changes)
+def noted(measured: Any, code: str) -> str:
+    """The text of its caveat of this code."""
+    (note,) = (note for note in measured.caveats if note.code == code)
+    return text_of(note)
+
+
+def open_loop(rate, slo="10ms", duration="4s", **changes):
+    load = {"arrivals": "poisson", "rate": rate, "warm_up": "500ms", "duration": duration}
+    return scenario_of(load=load, objective="latency", slo={"p95": slo}, **changes)
+
+
+def closed_loop(concurrency=1, **load):
+    return scenario_of(load={"arrivals": "closed", "concurrency": concurrency, **load})
 
 
 def test_a_rate_far_beyond_what_the_server_can_do_is_given_up_early():
-    found, clock, _ = run(open_loop(3000), plan_for(NO_BATCHING))
+    target = FakeTarget(FakeClock())
+    found = bench_of(open_loop(3000), target).run(planned(NO_BATCHING))
     assert found.samples.stopped_early
-    assert clock() < 1000.0 + 4.5
-    assert not found.trial.feasible
-    assert found.trial.constraints["p95"] == 10.0
+    assert target.clock() < 1000.0 + 4.5
+    assert (found.trial.feasible, found.trial.constraints["p95"]) == (False, 10.0)
 
 
-def test_a_rate_that_the_server_can_do_is_measured_to_its_end():
-    found, _, _ = run(open_loop(300), plan_for(NO_BATCHING))
-    assert not found.samples.stopped_early
-    assert found.trial.feasible
-    assert found.trial.rate_rps == pytest.approx(300, rel=0.01)
-    assert found.trial.objective == found.trial.measurement.latency_s["p95"]
-
-
-def test_a_trial_keeps_how_fast_the_host_was_beside_it():
+def test_a_rate_that_the_server_can_do_is_measured_to_its_end_and_how_fast_the_host_was_beside_it():
     guard = HostGuard()
-    found, _, _ = run(open_loop(300), plan_for(NO_BATCHING), guard=guard)
-    assert found.trial.measurement.canary_s == min(guard.canaries_s) > 0.0
-    assert Trial.from_dict(json.loads(json.dumps(found.trial.to_dict()))) == found.trial
-    unknown, _, _ = run(open_loop(300), plan_for(NO_BATCHING))
-    assert unknown.trial.measurement.canary_s is None
+    trial, samples, _ = run(open_loop(300), guard=guard)
+    assert (samples.stopped_early, trial.feasible) == (False, True)
+    assert trial.rate_rps == pytest.approx(300, rel=0.01)
+    assert trial.objective == trial.measurement.latency_s["p95"]
+    assert trial.measurement.canary_s == min(guard.canaries_s) > 0.0
+    assert Trial.from_dict(json.loads(json.dumps(trial.to_dict()))) == trial
+    assert run(open_loop(300))[0].measurement.canary_s is None
 
 
 def test_a_probe_is_short_and_has_its_own_clients():
-    found, _, fleet = run(scenario_of(), plan_for(NO_BATCHING, source="probe", concurrency=1, duration_s=1.0))
-    assert found.trial.concurrency == 1
-    assert fleet.jobs[0].arrivals.duration_s == pytest.approx(1.1)
-    assert found.trial.measurement.latency_s["p50"].value == pytest.approx(0.0013, rel=0.01)
+    trial, _, (job,) = run(scenario_of(), planned(NO_BATCHING, source="probe", concurrency=1, duration_s=1.0))
+    assert trial.concurrency == 1
+    assert job.duration_s == pytest.approx(1.1)
+    assert trial.measurement.latency_s["p50"].value == pytest.approx(0.0013, rel=0.01)
 
 
 @pytest.mark.parametrize(("duration_s", "code"), [(None, "warm_up_short"), (1.0, "warm_up_cut")])
 def test_a_short_run_is_not_advised_to_raise_the_warm_up_that_it_cuts(duration_s: float | None, code: str):
-    batching = Configuration(batching=BatchingParameters(max_batch_size=8, num_batch_threads=1))
-    plan = plan_for(batching, source="calibration", duration_s=duration_s)
-    found, _, _ = run(scenario_of(slo={}), plan, law=Law(fixed_s=0.1))
-    codes = {caveat.code for caveat in found.trial.measurement.caveats}
-    assert codes & {"warm_up_short", "warm_up_cut"} == {code}
-
-
-def test_a_server_that_answers_nothing_is_told_with_the_classes_of_error():
-    found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0))
-    assert found.trial.state == "failed"
-    assert "no request was answered: 16 × UNFINISHED" in found.trial.failure
+    plan = planned(batches_of(8), source="calibration", duration_s=duration_s)
+    trial, _, _ = run(scenario_of(slo={}), plan, law=Law(fixed_s=0.1))
+    assert codes(trial) & {"warm_up_short", "warm_up_cut"} == {code}
 
 
 class LateFleet(FakeFleet):
@@ -106,19 +103,16 @@ class LateFleet(FakeFleet):
 
     def run(self, job, **options):
         samples = super().run(job, **options)
-        if len(samples) < 2:
-            return samples
-        unfinished = np.full_like(samples.status, int(Status.UNFINISHED))
-        never = np.full_like(samples.done_ns, NEVER_NS)
-        return replace(samples, status=unfinished, done_ns=never, stopped_early=True)
+        return samples if len(samples) < 2 else replace(unanswered(samples), stopped_early=True)
+
+
+def unanswered(samples: Samples) -> Samples:
+    unfinished = np.full_like(samples.status, int(Status.UNFINISHED))
+    return replace(samples, status=unfinished, done_ns=np.full_like(samples.done_ns, NEVER_NS))
 
 
 def test_a_server_whose_answers_only_come_too_late_is_overloaded_and_has_not_failed():
-    target = FakeTarget(FakeClock(), law=Law())
-    bench = Bench(
-        open_loop(300), target, LateFleet(target), on_live=lambda _plan, _live: None, now_s=target.clock
-    )
-    trial = bench.run(plan_for(NO_BATCHING, source="load")).trial
+    trial, _, _ = run(open_loop(300), planned(NO_BATCHING, source="load"), fleet=LateFleet)
     assert (trial.state, trial.failure, trial.feasible) == ("complete", None, False)
     assert trial.measurement.verdict == "FAIL"
 
@@ -128,89 +122,60 @@ def test_a_server_that_answers_nothing_has_failed_also_beside_a_slow_client():
 
     class Slow(HostGuard):
         def end(self, **_used: Any) -> Any:
-            return SimpleNamespace(
-                caveats=lambda: (caveat("client_throttled", paused_ratio=0.2),), canary_s=None
-            )
+            notes = (caveat("client_throttled", paused_ratio=0.2),)
+            return SimpleNamespace(caveats=lambda: notes, canary_s=None)
 
-    found, _, _ = run(scenario_of(slo={}), plan_for(NO_BATCHING), law=Law(fixed_s=60.0), guard=Slow())
-    assert found.trial.measurement.verdict == "FAIL"
-    assert text_of(found.trial.measurement.verdict_reason) == found.trial.failure
-    assert spoilt_by(found.trial) is None
-    assert trial_bottleneck(found.trial) is None
+    for guard in (None, Slow()):
+        trial, _, _ = run(scenario_of(slo={}), law=Law(fixed_s=60.0), guard=guard)
+        assert (trial.state, trial.measurement.verdict) == ("failed", "FAIL")
+        assert "no request was answered: 16 × UNFINISHED" in trial.failure
+        assert text_of(trial.measurement.verdict_reason) == trial.failure
+        assert (spoilt_by(trial), trial_bottleneck(trial)) == (None, None)
 
 
 def test_a_capacity_search_that_overwhelms_the_server_is_an_answer_not_a_failure():
     load = {"arrivals": "poisson", "warm_up": "100ms", "duration": "1s"}
-    scenario = scenario_of(load=load, objective="capacity", slo={"p95": "10ms"})
-    found, _, _ = run(scenario, plan_for(NO_BATCHING, source="variant"), law=Law(fixed_s=60.0))
-    assert found.trial.state == "complete"
-    assert found.trial.objective is None
-    assert not found.trial.feasible
-    assert found.trial.probes
+    plan = planned(NO_BATCHING, source="variant")
+    trial, _, _ = run(capacity_scenario("10ms", load=load), plan, law=Law(fixed_s=60.0))
+    assert (trial.state, trial.objective, trial.feasible) == ("complete", None, False)
+    assert trial.probes
 
 
 def test_requests_are_encoded_once_for_all_trials():
-    scenario = scenario_of()
-    clock = FakeClock()
-    target = FakeTarget(clock)
+    target = FakeTarget(FakeClock())
     fleet = FakeFleet(target)
-    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock)
+    bench = bench_of(scenario_of(), target, fleet)
     for size in (1, 8):
-        bench.run(plan_for(Configuration(batching=BatchingParameters(max_batch_size=size))))
+        bench.run(planned(batches_of(size)))
     assert fleet.jobs[0].requests is fleet.jobs[1].requests
 
 
 def test_a_fixed_number_of_requests_counts_from_the_start_to_the_last_answer():
-    load = {
-        "arrivals": "closed",
-        "concurrency": 1,
-        "requests": 100,
-        "warm_up": "200ms",
-        "duration": "10s",
-    }
-    found, _, fleet = run(scenario_of(load=load), plan_for(NO_BATCHING))
-    warm_up, counted = (job.arrivals for job in fleet.jobs)
-    assert (warm_up.duration_s, warm_up.requests_max) == (0.2, None)
-    assert (counted.duration_s, counted.requests_max) == (10.0, 100)
-    assert found.trial.measurement.requests == 100
-    assert found.trial.measurement.window_s == pytest.approx(100 * 0.0013, rel=0.01)
-    assert found.trial.measurement.throughput_rps.value == pytest.approx(1 / 0.0013, rel=0.01)
-    assert "requests_cut" not in {one.code for one in found.trial.measurement.caveats}
+    trial, _, jobs = run(closed_loop(requests=100, warm_up="200ms", duration="10s"))
+    assert [(job.duration_s, job.requests_max) for job in jobs] == [(0.2, None), (10.0, 100)]
+    assert trial.measurement.requests == 100
+    assert trial.measurement.window_s == pytest.approx(100 * 0.0013, rel=0.01)
+    assert trial.measurement.throughput_rps.value == pytest.approx(1 / 0.0013, rel=0.01)
+    assert "requests_cut" not in codes(trial)
 
 
 def test_a_number_of_requests_that_the_duration_cuts_is_told():
-    load = {"arrivals": "closed", "concurrency": 1, "requests": 1000, "warm_up": "0s", "duration": "100ms"}
-    found, _, _ = run(scenario_of(load=load), plan_for(NO_BATCHING))
-    measured = found.trial.measurement
-    cut = next(one for one in measured.caveats if one.code == "requests_cut")
-    assert text_of(cut) == f"{measured.requests} of 1,000 requests were sent when load.duration ended the run"
+    measured = run(closed_loop(requests=1000, warm_up="0s", duration="100ms"))[0].measurement
+    said = f"{measured.requests} of 1,000 requests were sent when load.duration ended the run"
+    assert noted(measured, "requests_cut") == said
 
 
-def test_an_answer_after_the_measured_time_is_overload_and_no_failure():
-    load = {"arrivals": "closed", "concurrency": 16, "warm_up": "100ms", "duration": "1s"}
-    found, _, _ = run(
-        scenario_of(load=load), plan_for(NO_BATCHING), law=Law(fixed_s=1.5, unbatched_threads=16)
-    )
-    assert found.trial.state == "complete"
-
-
-def test_a_run_that_waits_only_as_long_as_the_slo_cares_calls_silence_overload():
-    found, _, _ = run(open_loop(10), plan_for(NO_BATCHING), law=Law(fixed_s=30.0))
-    assert found.trial.state == "complete"
-    assert not found.trial.feasible
-
-
-def overwhelming(target):
-    """A bench whose load ends early, and which then waits until the server has come to rest."""
-    clock = target.clock
-    return Bench(
-        open_loop(3000),
-        target,
-        FakeFleet(target),
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-    )
+@pytest.mark.parametrize(
+    ("scenario", "law"),
+    [
+        (closed_loop(16, warm_up="100ms", duration="1s"), Law(fixed_s=1.5, unbatched_threads=16)),
+        (open_loop(10), Law(fixed_s=30.0)),
+    ],
+    ids=["answers after the measured time", "a run that waits only as long as the SLO cares"],
+)
+def test_silence_that_is_overload_is_no_failure(scenario, law):
+    trial, _, _ = run(scenario, law=law)
+    assert (trial.state, trial.feasible) == ("complete", False)
 
 
 @dataclass
@@ -227,8 +192,7 @@ class TwoServers(FakeTarget):
 
 def test_counters_that_fall_do_not_say_that_a_server_has_come_to_rest():
     target = TwoServers(FakeClock())
-    bench = overwhelming(target)
-    assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
+    assert bench_of(open_loop(3000), target).run(planned(NO_BATCHING)).samples.stopped_early
     assert target.readings > 6
 
 
@@ -257,34 +221,41 @@ class WithinABatch(FakeTarget):
 
 @pytest.mark.parametrize("shows", ["device", "cpu", "gauges"])
 def test_a_server_within_a_batch_longer_than_expected_has_not_come_to_rest(shows):
-    clock = FakeClock()
-    target = WithinABatch(clock, shows=shows, busy_until_s=clock() + 6.0)
-    bench = overwhelming(target)
-    assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
+    target = WithinABatch(FakeClock(), shows=shows, busy_until_s=1006.0)
+    assert bench_of(open_loop(3000), target).run(planned(NO_BATCHING)).samples.stopped_early
     assert target.read_at_s[-1] >= target.busy_until_s
 
 
 def test_a_server_that_computes_even_when_idle_is_waited_for_once():
     target = WithinABatch(FakeClock(), shows="cpu", busy_until_s=1e9)
-    bench = overwhelming(target)
+    bench = bench_of(open_loop(3000), target)
     readings = []
     for _ in range(2):
-        assert bench.run(plan_for(NO_BATCHING)).samples.stopped_early
+        assert bench.run(planned(NO_BATCHING)).samples.stopped_early
         readings.append(len(target.read_at_s))
     assert readings[0] > 50
     assert readings[1] - readings[0] < 10
 
 
 def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():
-    clock = FakeClock()
-    target = FakeTarget(clock, apply_s=0.7)
-    fleet = FakeFleet(target)
-    bench = Bench(
-        scenario_of(), target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep
-    )
-    first, second = (bench.run(plan_for(NO_BATCHING)).trial for _ in range(2))
+    bench = bench_of(scenario_of(), FakeTarget(FakeClock(), apply_s=0.7))
+    first, second = (bench.run(planned(NO_BATCHING)).trial for _ in range(2))
     assert (first.startup_s, second.startup_s) == (0.7, None)
     assert Trial.from_dict(json.loads(json.dumps(first.to_dict()))).startup_s == 0.7
+
+
+def http_scenario(**metrics):
+    target: dict[str, Any] = {"kind": "http", "url": "http://h:1", "grpc_url": "h:2"}
+    target |= {"launch": ["serve"], "set": {"env": {"n": "N"}}}
+    if metrics:
+        target["metrics"] = {"url": "http://h:1/metrics", "batch_size": "rows", **metrics}
+    search = {"budget": {"trials": 2}, "space": {"n": [1, 2]}}
+    return open_loop(300, target=target, request={"protocol": "kserve_grpc"}, search=search)
+
+
+def running(scenario):
+    """The scenario of a server that runs already."""
+    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"launch": None})})
 
 
 class HangingFleet(FakeFleet):
@@ -294,79 +265,41 @@ class HangingFleet(FakeFleet):
 
     def run(self, job, **options):
         samples = super().run(job, **options)
-        if self._target.in_force not in self.hangs_with:
-            return samples
-        return replace(
-            samples,
-            status=np.full_like(samples.status, int(Status.UNFINISHED)),
-            done_ns=np.full_like(samples.done_ns, NEVER_NS),
-        )
+        return unanswered(samples) if self._target.in_force in self.hangs_with else samples
 
 
-def hanging(scenario):
-    clock = FakeClock()
-    target = FakeTarget(clock, law=Law())
+def hanging(scenario, *hangs_with: Configuration):
+    """The bench of a server that has answered, and hangs with these from then on."""
+    target = FakeTarget(FakeClock())
     fleet = HangingFleet(target)
-    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
-    return bench, fleet, target
-
-
-def running(scenario):
-    """The scenario of a server that runs already."""
-    return scenario.model_copy(update={"target": scenario.target.model_copy(update={"launch": None})})
-
-
-BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
+    bench = bench_of(scenario, target, fleet)
+    assert bench.run(planned(NO_BATCHING)).trial.state == "complete"
+    fleet.hangs_with = hangs_with
+    return bench, target
 
 
 def test_a_running_server_that_answers_nothing_whatever_its_configuration_is_gone():
-    bench, fleet, target = hanging(running(http_scenario()))
-    assert bench.run(plan_for(NO_BATCHING)).trial.state == "complete"
-    fleet.hangs_with = (NO_BATCHING, BATCHED)
+    bench, target = hanging(running(http_scenario()), NO_BATCHING, BATCHED)
     with pytest.raises(ServerGoneError, match="stopped answering"):
-        bench.run(plan_for(BATCHED))
+        bench.run(planned(BATCHED))
     assert target.applied[-1] == NO_BATCHING
 
 
 def test_a_configuration_under_which_a_running_server_answers_nothing_is_a_trial_like_any_other():
-    bench, fleet, _ = hanging(running(http_scenario()))
-    bench.run(plan_for(NO_BATCHING))
-    fleet.hangs_with = (BATCHED,)
-    assert not bench.run(plan_for(BATCHED)).trial.feasible
-    assert bench.run(plan_for(NO_BATCHING)).trial.feasible
+    bench, _ = hanging(running(http_scenario()), BATCHED)
+    assert not bench.run(planned(BATCHED)).trial.feasible
+    assert bench.run(planned(NO_BATCHING)).trial.feasible
 
 
 def test_a_launched_server_that_answers_nothing_is_not_gone_since_it_is_launched_again():
-    bench, fleet, target = hanging(http_scenario())
-    bench.run(plan_for(NO_BATCHING))
-    fleet.hangs_with = (NO_BATCHING, BATCHED)
-    assert not bench.run(plan_for(BATCHED)).trial.feasible
+    bench, target = hanging(http_scenario(), NO_BATCHING, BATCHED)
+    assert not bench.run(planned(BATCHED)).trial.feasible
     assert target.applied == [NO_BATCHING, BATCHED]
 
 
-def http_scenario(**metrics):
-    target = {
-        "kind": "http",
-        "url": "http://h:1",
-        "grpc_url": "h:2",
-        "launch": ["serve"],
-        "set": {"env": {"n": "N"}},
-    }
-    if metrics:
-        target["metrics"] = {"url": "http://h:1/metrics", "batch_size": "rows", **metrics}
-    return open_loop(
-        300,
-        target=target,
-        request={"protocol": "kserve_grpc"},
-        search={"budget": {"trials": 2}, "space": {"n": [1, 2]}},
-    )
-
-
 def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_a_flag_of_tf_serving():
-    found, _, _ = run(http_scenario(), plan_for(NO_BATCHING))
-    codes = {note.code for note in found.trial.measurement.caveats}
-    assert "no_target_metrics" in codes
-    assert "no_server_counters" not in codes
+    trial, _, _ = run(http_scenario())
+    assert codes(trial) & {"no_target_metrics", "no_server_counters"} == {"no_target_metrics"}
 
 
 class MisnamedPage(FakeTarget):
@@ -377,16 +310,12 @@ class MisnamedPage(FakeTarget):
 
 
 def test_a_name_that_the_metrics_page_lacks_is_told_once_a_load_has_run():
-    scenario = http_scenario(queue="zzz")
-    target = MisnamedPage(FakeClock(), law=Law())
-    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=target.clock)
-    measured = bench.run(plan_for(BATCHED)).trial.measurement
-    (note,) = (note for note in measured.caveats if note.code == "missing_metrics")
-    assert text_of(note) == (
+    trial = bench_of(http_scenario(queue="zzz"), MisnamedPage(FakeClock())).run(planned(BATCHED)).trial
+    assert noted(trial.measurement, "missing_metrics") == (
         "the server's metrics page lacks rows (target.metrics.batch_size; did you mean batch_rows?); "
         "zzz (target.metrics.queue)"
     )
-    assert "no_target_metrics" not in {note.code for note in measured.caveats}
+    assert "no_target_metrics" not in codes(trial)
 
 
 class SlowPage(FakeTarget):
@@ -410,37 +339,27 @@ class SlowPageFleet(FakeFleet):
         return samples
 
 
-def run_slow(scenario):
-    """Two trials, the second of other batches, of a server that changes its metrics as the scenario says."""
-    clock = FakeClock()
-    target = SlowPage(clock, law=Law())
+def run_slow(every: str):
+    """Two trials, the second of other batches, of a server that changes its metrics so often."""
+    scenario, target = http_scenario(every=every), SlowPage(FakeClock())
     target.every_s = scenario.target.metrics.every_s
-    bench = Bench(
-        scenario,
-        target,
-        SlowPageFleet(target),
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-    )
-    sizes = (BatchingParameters(max_batch_size=size, batch_timeout_micros=20_000) for size in (64, 1))
-    return [bench.run(plan_for(Configuration(batching=size))).trial.measurement for size in sizes]
+    bench = bench_of(scenario, target, SlowPageFleet(target))
+    sizes = (batches_of(size, timeout_micros=20_000, threads=None) for size in (64, 1))
+    return [bench.run(planned(size)).trial.measurement for size in sizes]
 
 
 def test_metrics_that_change_slowly_are_read_once_they_include_the_run():
-    batched, single = run_slow(http_scenario(every="1s"))
+    batched, single = run_slow("1s")
     assert batched.server.mean_batch_rows > 2.0
     assert single.server.mean_batch_rows == 1.0
     assert single.server.duration_s == pytest.approx(4.5, abs=0.1)
 
 
 def test_metrics_that_change_more_slowly_than_a_run_lasts_leave_the_mean_batch_unknown():
-    for measured in run_slow(http_scenario(every="10s")):
+    said = "the server's metrics change every 10 s, too slowly for a run of 4.5 s"
+    for measured in run_slow("10s"):
         assert measured.server.mean_batch_rows is None
-        (note,) = (note for note in measured.caveats if note.code == "slow_metrics")
-        assert text_of(note).startswith(
-            "the server's metrics change every 10 s, too slowly for a run of 4.5 s"
-        )
+        assert noted(measured, "slow_metrics").startswith(said)
 
 
 class InterruptedFleet(FakeFleet):
@@ -458,28 +377,23 @@ class InterruptedFleet(FakeFleet):
         raise LoadInterrupted(replace(kept, status=status, done_ns=done_ns, stopped_early=True))
 
 
-def interrupted_bench(after_s: float) -> Bench:
-    clock = FakeClock()
-    target = FakeTarget(clock)
-    fleet = InterruptedFleet(target)
-    fleet.after_s = after_s
-    load = {"arrivals": "poisson", "rate": 200, "warm_up": "500ms", "duration": "8s"}
-    scenario = scenario_of(load=load, objective="latency", slo={"p95": "1s"})
-    return Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
+class SoonInterruptedFleet(InterruptedFleet):
+    after_s = 2.2
 
 
 def test_an_interrupted_load_test_keeps_what_was_answered_and_does_not_pass() -> None:
-    finished = interrupted_bench(3.0).run(plan_for(NO_BATCHING, source="load"))
-    measured = finished.trial.measurement
-    assert was_interrupted(finished.trial)
+    plan = planned(NO_BATCHING, source="load")
+    trial, _, _ = run(open_loop(200, slo="1s", duration="8s"), plan, fleet=InterruptedFleet)
+    measured = trial.measurement
+    assert was_interrupted(trial)
     assert measured.verdict == "UNSURE"
     assert text_of(measured.verdict_reason) == "the run was interrupted before its end"
     assert measured.errors == {}
     assert measured.window_s == pytest.approx(1.5, abs=0.05)
-    assert {noted.code for noted in measured.caveats}.isdisjoint({"stopped_early", "nothing_measured"})
+    assert codes(trial).isdisjoint({"stopped_early", "nothing_measured"})
 
 
-@pytest.mark.parametrize(("after_s", "source"), [(2.2, "load"), (3.0, "sampler")])
-def test_an_interrupted_run_that_is_short_or_of_a_sweep_is_not_kept(after_s: float, source: str) -> None:
+@pytest.mark.parametrize(("fleet", "source"), [(SoonInterruptedFleet, "load"), (InterruptedFleet, "sampler")])
+def test_an_interrupted_run_that_is_short_or_of_a_sweep_is_not_kept(fleet: Any, source: str) -> None:
     with pytest.raises(LoadInterrupted):
-        interrupted_bench(after_s).run(plan_for(NO_BATCHING, source=source))
+        run(open_loop(200, slo="1s", duration="8s"), planned(NO_BATCHING, source=source), fleet=fleet)

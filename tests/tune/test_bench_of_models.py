@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import MeasurementInvalidError, UsageError
-from batchtune.load.fleet import LiveAggregate, LoadJob
+from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import Samples
 from batchtune.measure.caveats import HostNoise
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target import tfserving
-from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.trials.trial import FinishedTrial, TrialRequest
-from tests.tune.tune_fakes import SIGNATURE, FakeClock, FakeFleet, FakeTarget, Law
-
-BATCHED = Configuration(batching=BatchingParameters(max_batch_size=8, num_batch_threads=1))
-
-
-BEGUN = LiveAggregate(
-    elapsed_s=0.0,
-    sent=0,
-    done=0,
-    errors=0,
-    late=0,
-    throughput_rps=0.0,
-    p50_s=0.0,
-    p95_s=0.0,
-    in_flight=0,
-    overdue=0,
+from batchtune.tune.trials.trial import FinishedTrial
+from tests.tune.tune_fakes import (
+    SIGNATURE,
+    FakeClock,
+    FakeFleet,
+    FakeTarget,
+    Law,
+    batches_of,
+    bench_of,
+    planned,
 )
 
 
-class Watched:
+class Watched(FakeFleet):
     """A fake fleet that notes when it begins, after what the test wants done."""
 
     def __init__(self, target: FakeTarget, begun: list[str], name: str, first: Callable[..., None]) -> None:
-        self._fleet = FakeFleet(target)
+        super().__init__(target)
         self._begun, self._name, self._first = begun, name, first
 
     def retire(self, _name: str, _why: str) -> bool:
@@ -50,7 +41,7 @@ class Watched:
     def run(self, job: LoadJob, *, on_progress: Any = None, should_stop: Any = None) -> Samples:
         self._begun.append(self._name)
         self._first(should_stop)
-        return self._fleet.run(job, on_progress=on_progress, should_stop=None)
+        return super().run(job, on_progress=on_progress)
 
 
 TEXT = """\
@@ -82,42 +73,32 @@ def signatures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], Any]]:
     return first
 
 
+def nothing(_should_stop: Any) -> None:
+    """Begin at once."""
+
+
 def loaded(
     begun: list[str],
     *,
-    models: tuple[str, ...] = (),
-    scale: float = 1.0,
     guard: Any = None,
     limit: str = "100s",
     target: FakeServer | None = None,
-    lone: bool = False,
-    **first: Callable[..., None],
+    first: Mapping[str, Callable[..., None]] = MappingProxyType({"a": nothing, "b": nothing}),
+    **asked: Any,
 ) -> FinishedTrial:
-    target = FakeServer(FakeClock()) if target is None else target
-    bench = Bench(
-        parse_scenario(TEXT.replace("LIMIT", limit)),
-        target,
-        {name: Watched(target, begun, name, action) for name, action in first.items()},
-        on_live=lambda _plan, _live: None,
-        sleep=target.clock.sleep,
-        guard=guard,
-    )
-    request = TrialRequest(
-        configuration=BATCHED, source="load", reason="now", models=models, scale=scale, block=2
-    )
-    if lone:
-        request = replace(request, source="probe", concurrency=1, duration_s=0.5)
-    return bench.run(Plan(number=3, request=request, seed=7))
-
-
-def nothing(_should_stop: Any) -> None:
-    """Begin at once."""
+    """A trial of both models; `begun` tells whose load began, after its own of `first`."""
+    target = target or FakeServer(FakeClock())
+    fleets = {name: Watched(target, begun, name, action) for name, action in first.items()}
+    scenario = parse_scenario(TEXT.replace("LIMIT", limit))
+    bench = bench_of(scenario, target, fleets, guard=guard)
+    asked = {"source": "load", "reason": "now", "block": 2, **asked}
+    return bench.run(planned(batches_of(8, timeout_micros=None), number=3, seed=7, **asked))
 
 
 @pytest.mark.usefixtures("signatures")
 def test_every_model_has_a_part_of_its_own_and_the_server_is_told_apart() -> None:
     begun: list[str] = []
-    done = loaded(begun, a=nothing, b=nothing)
+    done = loaded(begun)
     assert sorted(begun) == ["a", "b"]
     trial = done.trial
     assert [(part.number, part.reason, part.model, part.seed) for part in trial.parts.values()] == [
@@ -125,7 +106,6 @@ def test_every_model_has_a_part_of_its_own_and_the_server_is_told_apart() -> Non
         (4, "now/b", "b", 8),
     ]
     assert (trial.number, trial.last_number, trial.state, trial.feasible) == (3, 4, "complete", True)
-    assert isinstance(done.samples, Mapping)
     assert [len(done.samples[name]) for name in ("a", "b")] == [100, 40]
     assert {name: run.offered_rps for name, run in trial.measurements.items()} == {"a": 100.0, "b": 40.0}
     assert all(run.server is None for run in trial.measurements.values())
@@ -137,7 +117,7 @@ def test_a_lone_client_of_each_is_loaded_once_however_few_answers_one_gets() -> 
     """More answers of one would wait for the others, whose loads have ended."""
     begun: list[str] = []
     target = FakeServer(FakeClock(), law=Law(fixed_s=0.2))
-    trial = loaded(begun, lone=True, target=target, a=nothing, b=nothing).trial
+    trial = loaded(begun, source="probe", concurrency=1, duration_s=0.5, target=target).trial
     assert sorted(begun) == ["a", "b"]
     assert trial.state == "complete"
     assert {run.concurrency for run in trial.measurements.values()} == {1}
@@ -147,11 +127,10 @@ def test_a_lone_client_of_each_is_loaded_once_however_few_answers_one_gets() -> 
 @pytest.mark.usefixtures("signatures")
 def test_one_of_several_is_loaded_alone_at_a_multiple_of_its_rate_and_has_the_account_of_the_server() -> None:
     begun: list[str] = []
-    trial = loaded(begun, models=("b",), scale=1.5, a=nothing, b=nothing).trial
+    trial = loaded(begun, models=("b",), scale=1.5).trial
     assert begun == ["b"]
     (part,) = trial.parts.values()
     assert (part.number, part.reason, part.request.rate_rps) == (3, "now/b", 60.0)
-    assert part.measurement is not None
     assert (part.measurement.offered_rps, part.measurement.server is None) == (60.0, False)
 
 
@@ -159,7 +138,7 @@ def test_one_of_several_is_loaded_alone_at_a_multiple_of_its_rate_and_has_the_ac
 def test_a_server_that_refuses_fails_every_part() -> None:
     begun: list[str] = []
     target = FakeServer(FakeClock(), refuses=lambda _configuration: "no such parameter")
-    done = loaded(begun, target=target, a=nothing, b=nothing)
+    done = loaded(begun, target=target)
     assert begun == []
     assert (done.trial.state, done.trial.failure, done.samples) == ("failed", "no such parameter", {})
     assert {part.failure for part in done.trial.parts.values()} == {"no such parameter"}
@@ -178,7 +157,7 @@ def test_none_begins_before_the_requests_of_all_are_ready(
         assert not begun
 
     signatures["a"], signatures["b"] = asked.set, late
-    loaded(begun, a=nothing, b=nothing)
+    loaded(begun)
     assert sorted(begun) == ["a", "b"]
 
 
@@ -192,7 +171,7 @@ def test_requests_that_do_not_fit_a_model_name_it_and_nothing_is_sent(
 
     signatures["b"] = refuse
     with pytest.raises(UsageError, match=r"b: request\.shapes: open") as caught:
-        loaded(begun, a=nothing, b=nothing)
+        loaded(begun)
     assert caught.value.hint == "give it"
     assert begun == []
 
@@ -207,12 +186,12 @@ def test_a_load_generator_that_dies_ends_the_others() -> None:
 
     def until_stopped(should_stop: Any) -> None:
         running.set()
-        while not should_stop(BEGUN):
+        while not should_stop(SimpleNamespace(elapsed_s=0.0)):
             stopped.wait(0.001)
         stopped.set()
 
     with pytest.raises(MeasurementInvalidError, match="load worker 0 died"):
-        loaded([], a=die, b=until_stopped)
+        loaded([], first={"a": die, "b": until_stopped})
     assert stopped.is_set()
 
 
@@ -239,7 +218,7 @@ def test_a_disturbed_host_is_told_of_every_model_and_takes_the_verdict_of_a_late
     """The guard looks once all requests are ready, and once more after the last answer of all."""
     begun: list[str] = []
     noise = HostNoise(steal_ratio=steal_ratio, pressure_ratio=0.0, canary_change=0.0)
-    trial = loaded(begun, guard=WatchedHost(begun, noise), limit=limit, a=nothing, b=nothing).trial
+    trial = loaded(begun, guard=WatchedHost(begun, noise), limit=limit).trial
     assert (begun[0], sorted(begun[1:3]), begun[3]) == ("guard", ["a", "b"], "end")
     runs = list(trial.measurements.values())
     told = ["host_steal" in {caveat.code for caveat in run.caveats} for run in runs]

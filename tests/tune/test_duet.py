@@ -35,42 +35,32 @@ def runs(*, p50_s: float = 0.006, p95_s: float = 0.008):
     return [trial(name, 1, measurement(latency_s=latency_s)) for name in ("main", "new")]
 
 
+LONG, RARE = CLOSED.replace("800ms", "5s"), "{arrivals: poisson, rate: 100/s, duration: 5s, seed: 1}"
+
+
 def test_turns_are_short_and_many():
     plan = duet_plan(variants(), runs(), block=1)
-    assert plan is not None
     assert plan.turn_ns == TURN_S * 1e9
     assert plan.gap_ns == pytest.approx(2e6 + 1.25 * 8e6)
     assert plan.pairs == int(DUET_S / (2 * (0.008 + 0.012)))
     assert all(sorted(plan.order[turn : turn + 2]) == [0, 1] for turn in range(0, len(plan.order), 2))
-    other = duet_plan(variants(), runs(), block=2)
-    assert other is not None
-    assert other.order != plan.order
+    assert duet_plan(variants(), runs(), block=2).order != plan.order
 
 
 def test_the_clocks_are_read_when_a_batch_that_nobody_fills_has_been_answered():
-    waits = {"micros: 2000": "micros: 30000"}
-    plan = duet_plan(variants(CLOSED.replace("800ms", "5s"), **waits), runs(), block=1)
-    assert plan is not None
+    plan = duet_plan(variants(LONG, **{"micros: 2000": "micros: 30000"}), runs(), block=1)
     assert plan.gap_ns == pytest.approx(2e6 + 30e6 + 6e6)
 
 
-def test_turns_hold_some_typical_latencies_and_requests():
-    slow = duet_plan(variants(CLOSED.replace("800ms", "5s")), runs(p50_s=0.02), block=1)
-    assert slow is not None
-    assert slow.turn_ns == pytest.approx(0.025e9)
-    rare = variants("{arrivals: poisson, rate: 100/s, warm_up: 50ms, duration: 5s, seed: 1}")
-    plan = duet_plan(rare, runs(), block=1)
-    assert plan is not None
-    assert plan.turn_ns == pytest.approx(0.08e9)
+@pytest.mark.parametrize(("load", "p50_s", "turn_s"), [(LONG, 0.02, 0.025), (RARE, 0.006, 0.08)])
+def test_turns_hold_some_typical_latencies_and_requests(load, p50_s, turn_s):
+    assert duet_plan(variants(load), runs(p50_s=p50_s), block=1).turn_ns == pytest.approx(1e9 * turn_s)
 
 
 def test_a_duet_takes_no_longer_than_is_needed():
-    plan = duet_plan(variants(CLOSED.replace("800ms", "30s")), runs(), block=1)
-    assert plan is not None
-    assert plan.begins_ns[-1] <= DUET_S * 1e9
-    slow = duet_plan(variants(CLOSED.replace("800ms", "30s")), runs(p50_s=0.2, p95_s=0.3), block=1)
-    assert slow is not None
-    assert slow.pairs == PAIRS_MIN
+    longer = variants(CLOSED.replace("800ms", "30s"))
+    assert duet_plan(longer, runs(), block=1).begins_ns[-1] <= DUET_S * 1e9
+    assert duet_plan(longer, runs(p50_s=0.2, p95_s=0.3), block=1).pairs == PAIRS_MIN
 
 
 @pytest.mark.parametrize(

@@ -3,56 +3,43 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.tune.bench import Bench, Plan
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.bracket import OPEN, Bracket, BracketRun
 from batchtune.tune.one_capacity import LEAST, SEARCH_S, probed_rate, search_seconds
 from batchtune.tune.trials.pace import Pace
-from batchtune.tune.trials.trial import Trial, TrialRequest
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from batchtune.tune.trials.trial import Trial
+from tests.tune.tune_fakes import (
+    FakeClock,
+    FakeFleet,
+    FakeTarget,
+    Law,
+    batches_of,
+    bench_of,
+    bracket_run,
+    capacity_scenario,
+    planned,
+)
 
 LIMITS = {"p95": 0.020}
-SIXTEEN = Configuration(
-    batching=BatchingParameters(max_batch_size=16, batch_timeout_micros=0, num_batch_threads=1)
-)
-SCENARIO = scenario_of(
-    load={"arrivals": "poisson", "warm_up": "100ms", "duration": "2s"},
-    objective="capacity",
-    slo={"p95": "20ms"},
-)
+SIXTEEN = batches_of(16)
+
+
+def scenario(slo: str = "20ms") -> Scenario:
+    return capacity_scenario(slo, load={"arrivals": "poisson", "warm_up": "100ms", "duration": "2s"})
 
 
 def loop(answered_rps: float, *, full: bool = True) -> BracketRun:
-    return BracketRun(
-        trial=0,
-        rate_rps=None,
-        clients=32,
-        answered_rps=answered_rps,
-        latency_s={"p95": 0.03},
-        error_ratio=0.0,
-        held=False,
-        far=False,
-        full=full,
-    )
+    return bracket_run(None, held=False, clients=32, answered_rps=answered_rps, full=full)
 
 
 def at(rate_rps: float, *, held: bool, far: bool = False, p95_s: float = 0.01) -> BracketRun:
-    return BracketRun(
-        trial=0,
-        rate_rps=rate_rps,
-        clients=None,
-        answered_rps=0.79 * rate_rps if far else rate_rps,
-        latency_s={"p95": p95_s},
-        error_ratio=0.0,
-        held=held,
-        far=far,
-    )
+    answered_rps = 0.79 * rate_rps if far else rate_rps
+    return bracket_run(rate_rps, held=held, far=far, answered_rps=answered_rps, latency_s={"p95": p95_s})
 
 
 def after(*runs: BracketRun) -> float | None:
@@ -85,21 +72,20 @@ def test_of_streams_whose_latencies_hardly_rise_the_rate_doubles():
     assert probed_rate(Bracket(runs), LIMITS, streams=True) == pytest.approx(1400.0)
 
 
-def test_a_near_miss_counts_when_it_is_seen_twice_and_a_far_one_at_once():
-    held, miss = at(1000.0, held=True), at(1090.0, held=False)
-    assert after(held, miss) == 1090.0
-    assert after(held, miss, miss) is None
-    assert after(held, at(1090.0, held=False, far=True)) is None
-
-
-def test_between_a_rate_that_was_held_and_one_that_was_surely_missed_lies_the_next():
-    held, far = at(1000.0, held=True, p95_s=0.005), at(1440.0, held=False, far=True)
-    assert after(held, far) == pytest.approx(math.sqrt(1000.0 * 1440.0))
-
-
-@pytest.mark.parametrize(("missed", "expected"), [(1440.0, 1200.0), (1140.0, 1140.0)])
-def test_a_miss_that_is_not_sure_is_seen_again_where_it_is_near(missed, expected):
-    assert after(at(1000.0, held=True), at(missed, held=False)) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("misses", "expected"),
+    [
+        ([at(1090.0, held=False)], 1090.0),
+        ([at(1090.0, held=False)] * 2, None),
+        ([at(1090.0, held=False, far=True)], None),
+        ([at(1140.0, held=False)], 1140.0),
+        ([at(1440.0, held=False)], 1200.0),
+        ([at(1440.0, held=False, far=True)], math.sqrt(1000.0 * 1440.0)),
+    ],
+    ids=["near", "seen twice", "near by far", "not sure and near", "not sure", "by far"],
+)
+def test_a_near_miss_is_seen_again_and_one_that_is_sure_bounds_the_next_rate(misses, expected):
+    assert after(at(1000.0, held=True), *misses) == pytest.approx(expected)
 
 
 @given(knee=st.floats(30.0, 5000.0), answered=st.floats(0.6, 1.6), steep=st.floats(1.0, 8.0))
@@ -115,23 +101,11 @@ def test_on_a_quiet_server_the_bracket_closes_around_the_capacity(knee, answered
     assert bracket.missed_rps <= 1.001 * OPEN * bracket.held_rps
 
 
-def searched(law: Law, *, seed: int = 1, slo: str = "20ms", **load: object) -> tuple[Trial, FakeFleet, float]:
-    scenario = scenario_of(
-        load={"arrivals": "poisson", "warm_up": "100ms", "duration": "2s", **load},
-        objective="capacity",
-        slo={"p95": slo},
-    )
-    clock = FakeClock()
-    target = FakeTarget(clock, law=law)
+def searched(law: Law, *, seed: int = 1) -> tuple[Trial, FakeFleet, float]:
+    target = FakeTarget(FakeClock(), law=law)
     fleet = FakeFleet(target, seed=seed)
-    bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
-    plan = Plan(
-        number=1,
-        seed=1000 * seed,
-        pace=Pace(),
-        request=TrialRequest(configuration=SIXTEEN, source="variant", reason="with"),
-    )
-    return bench.run(plan).trial, fleet, clock() - 1000.0
+    plan = planned(SIXTEEN, seed=1000 * seed, pace=Pace(), source="variant", reason="with")
+    return bench_of(scenario(), target, fleet).run(plan).trial, fleet, target.clock() - 1000.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -155,20 +129,18 @@ def test_the_loads_of_a_search_have_schedules_of_their_own():
 
 def test_a_server_too_slow_for_its_limit_holds_nothing_and_its_lowest_rate_is_shown():
     trial, _, _ = searched(Law(fixed_s=0.03, per_row_s=0.0))
-    assert trial.state == "complete"
-    assert trial.objective is None
-    assert not trial.feasible
+    assert (trial.state, trial.objective, trial.feasible) == ("complete", None, False)
     assert trial.rate_rps == pytest.approx(min(probe.rate_rps for probe in trial.probes), rel=0.05)
 
 
 def test_a_slow_server_is_searched_for_longer():
     slow = Pace(lone_s=1.0, batch_s_by_rows={1: 1.0, 16: 2.0})
-    assert search_seconds(SCENARIO, SIXTEEN, Pace()) == SEARCH_S
-    assert search_seconds(SCENARIO, SIXTEEN, slow) >= 2 * SEARCH_S
+    assert search_seconds(scenario(), SIXTEEN, Pace()) == SEARCH_S
+    assert search_seconds(scenario(), SIXTEEN, slow) >= 2 * SEARCH_S
 
 
 def test_a_search_ends_when_its_time_is_over(monkeypatch):
     monkeypatch.setattr("batchtune.tune.one_capacity.SEARCH_S", 3.0)
-    trial, _, seconds = searched(replace(Law(), noise=0.2))
+    trial, _, seconds = searched(Law(noise=0.2))
     assert trial.probes
     assert seconds < 10.0

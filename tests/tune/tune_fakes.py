@@ -9,13 +9,18 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from batchtune.batching.parameters import Configuration, default_num_batch_threads, from_dict
+from batchtune.batching.parameters import (
+    BatchingParameters,
+    Configuration,
+    default_num_batch_threads,
+    from_dict,
+)
 from batchtune.errors import TargetError
 from batchtune.load.fleet import LiveAggregate, LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
@@ -25,8 +30,10 @@ from batchtune.plain_values import Coded
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.endpoint import Endpoint
-from batchtune.target.telemetry import Counters, ServerActivity
-from batchtune.tune.sweep.sweep import SweepEvent, SweepProgress
+from batchtune.target.telemetry import Counters
+from batchtune.tune.bench import Bench, Plan
+from batchtune.tune.evidence.bracket import BracketRun
+from batchtune.tune.sweep.sweep import SweepEvent, SweepProgress, sweep
 from batchtune.tune.trials.trial import SearchSummary, Trial, TrialRequest
 from batchtune.wire.signature import Signature, TensorSpec
 
@@ -201,6 +208,7 @@ class _Played:
         self._events: list[tuple[int, int, str, Any]] = []
         self._sequence = 0
         self._play()
+        self._due_ns, self._done_ns = (np.array(times, dtype=np.int64) for times in (self._due, self._done))
 
     def _push(self, at_ns: int, kind: str, what: Any = None) -> None:
         self._sequence += 1
@@ -277,15 +285,13 @@ class _Played:
         """When the last answer was in, or no longer waited for; a run that was stopped early ends at once."""
         if stopped_s < self._job.arrivals.duration_s - 0.25:
             return stopped_s
-        due, done = np.array(self._due, dtype=np.int64), np.array(self._done, dtype=np.int64)
-        done = done[due <= stopped_s * 1e9]
+        done = self._done_ns[self._due_ns <= stopped_s * 1e9]
         if (done == NEVER_NS).any():
             return max(self._drain_ns / 1e9, stopped_s)
         return max(float(done.max(initial=0)) / 1e9, stopped_s)
 
     def _live(self, elapsed_s: float) -> LiveAggregate:
-        now_ns = round(elapsed_s * 1e9)
-        due, done = np.array(self._due, dtype=np.int64), np.array(self._done, dtype=np.int64)
+        now_ns, due, done = round(elapsed_s * 1e9), self._due_ns, self._done_ns
         overdue_ns = (self._job.overdue_after_s or self._job.timeout_or_default_s) * 1e9
         sent = due <= now_ns
         ended = sent & (done != NEVER_NS) & (done <= now_ns)
@@ -305,11 +311,9 @@ class _Played:
     def samples(self, stopped_s: float) -> Samples:
         """What is left of it when it was stopped after so many seconds."""
         arrivals = self._job.arrivals
-        due, done = np.array(self._due, dtype=np.int64), np.array(self._done, dtype=np.int64)
         early = stopped_s < arrivals.duration_s
-        if early:
-            kept = due <= stopped_s * 1e9
-            due, done = due[kept], done[kept]
+        kept = self._due_ns <= (stopped_s * 1e9 if early else math.inf)
+        due, done = self._due_ns[kept], self._done_ns[kept]
         status = np.where(done == NEVER_NS, int(Status.UNFINISHED), int(Status.OK)).astype(np.uint8)
         status[[one for one in self._starved if one < len(status)]] = int(Status.SERVER_ERROR)
         texts = {"SERVER_ERROR": "OOM when allocating tensor with shape[64,2]"} if self._starved else {}
@@ -354,25 +358,93 @@ def scenario_of(**changes: Any) -> Scenario:
     return Scenario.model_validate({**given, **changes})
 
 
+def capacity_scenario(p95: str = "20ms", **changes: Any) -> Scenario:
+    """One that searches the highest rate within this limit."""
+    load = {"arrivals": "poisson"}
+    return scenario_of(**{"objective": "capacity", "load": load, "slo": {"p95": p95}, **changes})
+
+
+def bench_of(scenario: Scenario, target: FakeTarget, fleet: Any = None, **options: Any) -> Bench:
+    """A bench on the target's clock, which nobody watches."""
+    times: dict[str, Any] = {"now_s": target.clock, "sleep": target.clock.sleep}
+    fleet = FakeFleet(target) if fleet is None else fleet
+    return Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, **{**times, **options})
+
+
+def swept(
+    scenario: Scenario,
+    *,
+    law: Law | None = None,
+    interrupt_after: int | None = None,
+    clock: FakeClock | None = None,
+    finished: Sequence[Trial] = (),
+    on_event: Callable[[SweepEvent], None] = lambda _event: None,
+    **target: Any,
+) -> Iterator[Trial]:
+    """The trials of a sweep of a fake server of this law, one by one."""
+    fake = FakeTarget(clock or FakeClock(), law=law or Law(noise=0.01), **target)
+    fleet = FakeFleet(fake, interrupt_after=interrupt_after)
+    for done in sweep(scenario, fake, fleet, finished=finished, on_event=on_event, now_s=fake.clock):
+        yield done.trial
+
+
+def planned(configuration: Configuration, **changes: Any) -> Plan:
+    """A trial to run, the first under the first seed; `changes` of the plan or of what it asks."""
+    own = {name: changes.pop(name) for name in ("number", "seed", "pace") if name in changes}
+    request = TrialRequest(configuration=configuration, **{"source": "sampler", "reason": "", **changes})
+    return Plan(**{"number": 1, "seed": 1, "request": request, **own})
+
+
+def batches_of(rows: int, *, threads: int | None = 1, timeout_micros: int | None = 0) -> Configuration:
+    """Batches of at most so many rows."""
+    return Configuration(
+        batching=BatchingParameters(
+            max_batch_size=rows, batch_timeout_micros=timeout_micros, num_batch_threads=threads
+        )
+    )
+
+
 def asked(trial: Trial, **changes: Any) -> Trial:
     """The trial, had something else been asked for."""
     return replace(trial, request=replace(trial.request, **changes))
 
 
+def remeasured(trial: Trial, **changes: Any) -> Trial:
+    """The trial, had something else been measured."""
+    assert trial.measurement is not None
+    return replace(trial, measurement=replace(trial.measurement, **changes))
+
+
+def exactly(value: float) -> Estimate:
+    return Estimate(value=value, low=value, high=value)
+
+
+def bracket_run(rate_rps: float | None, *, held: bool, **changes: Any) -> BracketRun:
+    """A run at this rate, all of which was answered; None: of a closed loop."""
+    given: dict[str, Any] = {
+        "trial": 1,
+        "clients": None,
+        "answered_rps": rate_rps or 0.0,
+        "latency_s": {"p95": 0.01 if held else 0.05},
+        "error_ratio": 0.0,
+        "far": False,
+    }
+    return BracketRun(rate_rps=rate_rps, held=held, **{**given, **changes})
+
+
 def planted(
     number: int,
     *,
-    throughput: float,
-    p95_s: float,
+    throughput: float = 1.0,
+    p95_s: float = 1.0,
     batching: dict[str, Any] | str | None = "defaults",
     source: str = "sampler",
     block: int | None = None,
     error_ratio: float = 0.0,
     objective: str = "throughput",
-    limit_s: float = 0.05,
-    server: ServerActivity | None = None,
     failure: str | None = None,
     within: float = 0.01,
+    **measured: Any,
 ) -> Trial:
     """A trial with these figures; `batching` "defaults" means absent parameters, None no batching."""
     parameters = None if batching is None else from_dict({} if batching == "defaults" else batching)
@@ -380,25 +452,23 @@ def planted(
     def about(value: float) -> Estimate:
         return Estimate(value=value, low=value * (1 - within), high=value * (1 + within))
 
-    latency_s = {name: about(p95_s * share) for name, share in (("p50", 0.6), ("p95", 1.0), ("p99", 1.3))}
-    constraints = {"p95": p95_s / limit_s - 1.0, "errors": error_ratio / 0.01 - 1.0}
-    measurement = Measurement(
-        requests=1000,
-        window_s=1.0,
-        offered_rps=None,
-        concurrency=16,
-        throughput_rps=about(throughput),
-        throughput_rows_per_s=about(throughput),
-        goodput_rps=throughput,
-        latency_s=latency_s,
-        latency_mean_s=p95_s * 0.6,
-        error_ratio=error_ratio,
-        errors={},
-        send_lag_p99_s=0.0,
-        client_cpu_ratio=0.1,
-        client_cpu_per_request_s=1e-5,
-        server=server,
-    )
+    constraints = {"p95": p95_s / 0.05 - 1.0, "errors": error_ratio / 0.01 - 1.0}
+    given: dict[str, Any] = {
+        "requests": 1000,
+        "window_s": 1.0,
+        "offered_rps": None,
+        "concurrency": 16,
+        "throughput_rps": about(throughput),
+        "throughput_rows_per_s": about(throughput),
+        "goodput_rps": throughput,
+        "latency_s": {"p50": about(0.6 * p95_s), "p95": about(p95_s), "p99": about(1.3 * p95_s)},
+        "latency_mean_s": p95_s * 0.6,
+        "error_ratio": error_ratio,
+        "errors": {},
+        "send_lag_p99_s": 0.0,
+        "client_cpu_ratio": 0.1,
+        "client_cpu_per_request_s": 1e-5,
+    }
     return Trial(
         number=number,
         state="complete" if failure is None else "failed",
@@ -410,7 +480,7 @@ def planted(
         objective=None if failure else about(p95_s if objective == "latency" else throughput),
         constraints=constraints,
         feasible=failure is None and all(value <= 0 for value in constraints.values()),
-        measurement=None if failure else measurement,
+        measurement=None if failure else Measurement(**{**given, **measured}),
         request=TrialRequest(
             configuration=Configuration(batching=parameters), source=source, reason="planted", block=block
         ),

@@ -10,11 +10,11 @@ import pytest
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.scenario.spec.scenario import Scenario
+from tests.benchmarks.emulated import Emulated
+from tests.benchmarks.fresh_loads import Fresh
 from tests.benchmarks.zoo.zoo import _holds, judge
-from tests.benchmarks.zoo.zoo_models import Emulated
-from tests.benchmarks.zoo.zoo_run import Fresh, Swept
-from tests.benchmarks.zoo.zoo_table import TARGETS
-from tests.benchmarks.zoo.zoo_target import ZooTarget
+from tests.benchmarks.zoo.zoo_models import simulated_device
+from tests.benchmarks.zoo.zoo_table import TARGETS, ZooTarget
 from tests.benchmarks.zoo.zoo_truth import Truth, simulated
 
 SMALL, MIDDLE, LARGE = (
@@ -78,7 +78,7 @@ def scenario(objective: str, load: dict[str, object]) -> Scenario:
 
 
 def test_a_closed_loop_that_fills_every_batch_runs_at_the_devices_rate() -> None:
-    device = Emulated(base_ms=4.0, per_row_ms=0.5).device("grpc")
+    device = simulated_device(Emulated(base_ms=4.0, per_row_ms=0.5), "grpc")
     starts = simulated(
         scenario("throughput", {"arrivals": "closed", "concurrency": 64}), MIDDLE, device, rows_max=None
     )
@@ -88,14 +88,14 @@ def test_a_closed_loop_that_fills_every_batch_runs_at_the_devices_rate() -> None
 
 
 def test_batches_that_do_not_fit_the_memory_miss_the_slo() -> None:
-    device = Emulated(base_ms=4.0, per_row_ms=0.1).device("grpc")
+    device = simulated_device(Emulated(base_ms=4.0, per_row_ms=0.1), "grpc")
     closed = scenario("throughput", {"arrivals": "closed", "concurrency": 64})
     assert all(excess == math.inf for _, excess in simulated(closed, LARGE, device, rows_max=24))
     assert all(excess < 0.0 for _, excess in simulated(closed, MIDDLE, device, rows_max=24))
 
 
 def test_a_capacity_lies_below_saturation_and_keeps_the_limit() -> None:
-    device = Emulated(base_ms=4.0, per_row_ms=0.5).device("grpc")
+    device = simulated_device(Emulated(base_ms=4.0, per_row_ms=0.5), "grpc")
     ((capacity_rps, excess),) = simulated(
         scenario("capacity", {"arrivals": "poisson"}), MIDDLE, device, rows_max=None
     )
@@ -104,7 +104,7 @@ def test_a_capacity_lies_below_saturation_and_keeps_the_limit() -> None:
 
 
 def test_a_device_of_steps_costs_what_its_file_says() -> None:
-    tau_s = Emulated(steps=((8, 4.0), (16, 6.0))).device("grpc").tau_s
+    tau_s = simulated_device(Emulated(steps=((8, 4.0), (16, 6.0))), "grpc").tau_s
     alone_ms = 1e3 * (tau_s - tau_s[0]) + 4.0
     np.testing.assert_allclose(alone_ms[[1, 8, 9, 16, 32]], [4.0, 4.0, 6.0, 6.0, 12.0])
 
@@ -114,14 +114,6 @@ def test_every_target_is_a_scenario_with_a_way_to_judge_it(target: ZooTarget) ->
     Scenario.model_validate(target.document("model", seed=1))
     assert target.truth != "exact" or isinstance(target.model, Emulated)
     assert (target.truth == "none") == bool(target.exits)
-
-
-def test_the_budget_that_the_tool_asks_for_is_read() -> None:
-    def asked_s(errors: str) -> float | None:
-        return Swept(exit_code=5, seconds=1.0, budget_s=1.0, document={}, errors=errors).asked_for_s()
-
-    assert asked_s("Next   batchtune sweep s.yaml --resume results/m/1 --budget 6m") == 360.0
-    assert asked_s("give a name") is None
 
 
 def test_load_tests_that_the_host_spoilt_do_not_count() -> None:

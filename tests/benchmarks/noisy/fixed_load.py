@@ -15,7 +15,6 @@ import argparse
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -23,10 +22,9 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
 from batchtune.twin.simulator.simulate import SimulatedTraffic, closed_traffic, summary_of
 from tests.benchmarks.noisy.devices import DEVICES, SimulatedDevice
-from tests.benchmarks.noisy.hosts import HOSTS, Guard, VirtualClock
-from tests.benchmarks.noisy.product import answer, new_users_scenario
+from tests.benchmarks.noisy.hosts import HOSTS
+from tests.benchmarks.noisy.product import new_users_scenario, swept
 from tests.benchmarks.noisy.truth import DEFAULTS, ERROR_RATIO, NO_BATCHING, grid
-from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
 
 WRONG, BAD = 0.9, 0.95
 REQUESTS, TURNS = 40_000, 60
@@ -94,14 +92,9 @@ def outcome(
     question: Question, host_name: str, budget_s: float, seed: int, best: float, floor: float
 ) -> Outcome:
     device, host = DEVICES[question.device], HOSTS[host_name]
-    key = crc32(f"{device.name} {host.name} {question.text()}".encode())
-    chances = np.random.default_rng([seed, key]).spawn(2)
-    clock = VirtualClock()
-    target = VirtualTarget(clock)
-    fleet, guard = VirtualFleet(target, device, host, chances[0]), Guard(host, chances[1])
     scenario = new_users_scenario(device, seed=seed, budget_s=budget_s, **question.sections())
     try:
-        _, recommended = answer(scenario, target, fleet, guard=guard, clock=clock)
+        recommended = swept(device, host, scenario, key=f" {question.text()}").recommended
     except BatchtuneError as error:
         print(f"  no answer: {question.device}, {host_name}, seed {seed}: {error.message}")
         return Outcome(0.0, floor > 0.0, established=False)

@@ -3,53 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from batchtune.batching.parameters import Configuration
+from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.noisy import truth
 from tests.benchmarks.noisy.devices import SimulatedDevice
+from tests.benchmarks.noisy.product import Swept
 
 WRONG_SHARE = 0.9
 WRONG_BRACKET = 0.05
 """An established answer is wrong below this share of the best, or where the truth lies so far outside its bracket."""
 
 FAR_TOO_HIGH = 99.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A configuration under load: the rate that it was offered or, of a closed loop, that it answered.
-
-    `held`: within the scenario's limits.
-    """
-
-    configuration: Configuration
-    rate_rps: float
-    held: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """A sweep's answer and what it took.
-
-    `low_rps`, `high_rps`: the bracket or interval stated with the capacity. `seconds`: of the clock, thinking included.
-    """
-
-    configuration: Configuration
-    stated_rps: float
-    low_rps: float
-    high_rps: float
-    established: bool
-    runs: int
-    seconds: float
-    thinking_s: float
-    trials: tuple[Tried, ...]
+ANSWERED_RATIO = 0.97
+"""Of the rate, that a run which held it answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Which sweep: whose search, where, in how long."""
+    """Which sweep: whose search ("product", or the name of a file that kept it), where, in how long."""
 
     search: str
     host: str
@@ -107,40 +80,47 @@ class Judged:
         outside = (self.low or 0.0) > 1.0 + WRONG_BRACKET or (self.high or math.inf) < 1.0 - WRONG_BRACKET
         return self.established and (self.share < WRONG_SHARE or outside)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types, safe for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Judged:
-        """The inverse of `to_dict`."""
+        """From what `asdict` made."""
         return cls(**{**values, "sweep": Sweep(**values["sweep"])})
 
 
-def judged(sweep: Sweep, device: SimulatedDevice, answered: Answered, *, real_s: float) -> Judged:
+def judged(sweep: Sweep, device: SimulatedDevice, swept: Swept, *, real_s: float) -> Judged:
     """The answer beside the truth."""
-    holds_rps = truth.capacity_rps(device, answered.configuration)
+    recommended, capacity = swept.recommended, swept.recommended.capacity
+    assert capacity is not None
+    holds_rps = truth.capacity_rps(device, recommended.configuration)
     _, best_rps = truth.best(device.name)
-    held = [tried for tried in answered.trials if tried.held]
-    truths_rps = {one: truth.capacity_rps(device, one) for one in {tried.configuration for tried in held}}
-    held_rps = max((min(tried.rate_rps, truths_rps[tried.configuration]) for tried in held), default=0.0)
+    held = [trial for trial in swept.trials if _held_rps(trial)]
+    truths_rps = {trial.configuration: truth.capacity_rps(device, trial.configuration) for trial in held}
+    held_rps = max((min(_held_rps(trial), truths_rps[trial.configuration]) for trial in held), default=0.0)
     return Judged(
         sweep=sweep,
-        chosen=answered.configuration.label(),
+        chosen=recommended.configuration.label(),
         share=_over(holds_rps, best_rps),
         of_defaults=_over(holds_rps, truth.capacity_rps(device, truth.DEFAULTS)),
         of_no_batching=_over(holds_rps, truth.capacity_rps(device, truth.NO_BATCHING)),
         of_held=_over(holds_rps, held_rps),
         of_any_held=_over(holds_rps, max(truths_rps.values(), default=0.0)),
-        stated=_finite_over(answered.stated_rps, holds_rps),
-        low=_finite_over(answered.low_rps, holds_rps),
-        high=_finite_over(answered.high_rps, holds_rps),
-        established=answered.established,
-        runs=answered.runs,
-        seconds=answered.seconds,
-        thinking_s=answered.thinking_s,
+        stated=_stated_over(capacity.held_rps, holds_rps),
+        low=_stated_over(capacity.held_rps, holds_rps),
+        high=None if capacity.missed_rps is None else _stated_over(capacity.missed_rps, holds_rps),
+        established=recommended.established,
+        runs=len(swept.trials),
+        seconds=swept.clock(),
+        thinking_s=swept.clock.thinking_s,
         real_s=real_s,
     )
+
+
+def _held_rps(trial: Trial) -> float:
+    """The rate that a load held within the limits or, of a closed loop, answered; 0.0: none."""
+    measured, rate_rps = trial.measurement, trial.request.rate_rps or 0.0
+    if measured is None or not trial.feasible:
+        return 0.0
+    answered_rps = measured.throughput_rps.value
+    return (rate_rps or answered_rps) if answered_rps >= ANSWERED_RATIO * rate_rps else 0.0
 
 
 def _over(value: float, other: float) -> float:
@@ -148,8 +128,6 @@ def _over(value: float, other: float) -> float:
     return value / other if other > 0.0 else 1.0
 
 
-def _finite_over(value: float, holds_rps: float) -> float | None:
+def _stated_over(value: float, holds_rps: float) -> float:
     """Anything over nothing is `FAR_TOO_HIGH`."""
-    if not math.isfinite(value):
-        return None
     return value / holds_rps if holds_rps > 0.0 else FAR_TOO_HIGH * (value > 0.0)

@@ -2,11 +2,10 @@
 
     python tests/benchmarks/noisy/noisy.py --hosts quiet,ordinary,harsh --budgets 20,45,90,300 --seeds 20 --processes 2 \\
         --out FILE.json
-    python tests/benchmarks/noisy/noisy.py --search prototype --budgets 25,45 --seeds 7-10 --out PROTOTYPE.json
-    python tests/benchmarks/noisy/noisy.py --read FILE.json --beside PROTOTYPE.json
+    python tests/benchmarks/noisy/noisy.py --read FILE.json --beside OTHER.json
 
-Each sweep is the product's own search (`product.py`) as a new user starts it, or a prototype's (`prototype.py`), on a
-device (`devices.py`) on a host (`hosts.py`): no server runs, loads are simulated (`virtual_fleet.py`), and the clock is
+Each sweep is the product's own search (`product.py`) as a new user starts it, on a device (`devices.py`) on a host
+(`hosts.py`): no server runs, loads are simulated (`virtual_fleet.py`), and the clock is
 charged for what they would take, and for the CPU time that the search thinks. So two runs of one seed are alike but for
 the machine's speed. The answer is judged (`judge.py`) by the exact capacity of each configuration without noise
 (`truth.py`), which the first run of all finds in half a minute and keeps in the folder for temporary files.
@@ -35,75 +34,51 @@ import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from zlib import crc32
-
-import numpy as np
 
 from batchtune.errors import BatchtuneError
 from tests.benchmarks.noisy import table, truth
 from tests.benchmarks.noisy.devices import DEVICES
-from tests.benchmarks.noisy.hosts import HOSTS, Guard, VirtualClock
-from tests.benchmarks.noisy.judge import Answered, Judged, Sweep, judged
-from tests.benchmarks.noisy.product import new_users_scenario, run_product
-from tests.benchmarks.noisy.prototype import run_prototype
-from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
-
-PROTOTYPE = Path(__file__).parents[4] / "shared" / "reference" / "bracket_search" / "search_v3.py"
-"""Where it lies beside a checkout; without it there is none to run."""
+from tests.benchmarks.noisy.hosts import HOSTS
+from tests.benchmarks.noisy.judge import Judged, Sweep, judged
+from tests.benchmarks.noisy.product import new_users_scenario, swept
 
 KEPT_EVERY = 20
 
 
-def swept(sweep: Sweep, prototype: Path) -> Judged:
+def made(sweep: Sweep) -> Judged:
     """Make one sweep and judge it; whatever goes wrong in it is its result."""
     began_s = time.perf_counter()
-    device = DEVICES[sweep.device]
+    device, host = DEVICES[sweep.device], HOSTS[sweep.host]
     try:
-        answered = _answered(sweep, prototype)
+        scenario = new_users_scenario(device, seed=sweep.seed, budget_s=sweep.budget_s)
+        found = swept(device, host, scenario)
     except BatchtuneError as error:
         return Judged(sweep=sweep, error=error.message, real_s=time.perf_counter() - began_s)
     except Exception:  # noqa: BLE001  a bug ends its sweep, not the bench
         lines = traceback.format_exc().splitlines()
         text = " ".join(line.strip() for line in (*lines[-3:-1], lines[-1]))
         return Judged(sweep=sweep, error=f"bug: {text}", real_s=time.perf_counter() - began_s)
-    return judged(sweep, device, answered, real_s=time.perf_counter() - began_s)
+    return judged(sweep, device, found, real_s=time.perf_counter() - began_s)
 
 
-def _answered(sweep: Sweep, prototype: Path) -> Answered:
-    device, host = DEVICES[sweep.device], HOSTS[sweep.host]
-    chances = np.random.default_rng([sweep.seed, crc32(f"{device.name} {host.name}".encode())]).spawn(2)
-    clock = VirtualClock()
-    target = VirtualTarget(clock)
-    fleet, guard = VirtualFleet(target, device, host, chances[0]), Guard(host, chances[1])
-    seed, budget_s = sweep.seed, sweep.budget_s
-    if sweep.search == "prototype":
-        return run_prototype(
-            prototype, device, target, fleet, guard=guard, clock=clock, seed=seed, budget_s=budget_s
-        )
-    scenario = new_users_scenario(device, seed=seed, budget_s=budget_s)
-    return run_product(scenario, target, fleet, guard=guard, clock=clock)
-
-
-def run_all(sweeps: Sequence[Sweep], *, processes: int, prototype: Path) -> Iterable[Judged]:
+def run_all(sweeps: Sequence[Sweep], *, processes: int) -> Iterable[Judged]:
     """Each as it ends; the truths first, so that no two processes look for one."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_be_quiet) as pool:
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=warnings.simplefilter, initargs=("ignore",)
+    ) as pool:
         names = dict.fromkeys(sweep.device for sweep in sweeps)
         for name, (best, rate_rps) in zip(names, pool.map(truth.best, names), strict=True):
             print(f"{name}: at best {rate_rps:,.0f}/s, {best.label()}", file=sys.stderr, flush=True)
-        futures: list[Future[Judged]] = [pool.submit(swept, sweep, prototype) for sweep in sweeps]
+        futures: list[Future[Judged]] = [pool.submit(made, sweep) for sweep in sweeps]
         try:
             for future in as_completed(futures):
                 yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _be_quiet() -> None:
-    warnings.simplefilter("ignore")
 
 
 def sweeps_of(asked: argparse.Namespace) -> list[Sweep]:
@@ -112,10 +87,8 @@ def sweeps_of(asked: argparse.Namespace) -> list[Sweep]:
     first, _, last = asked.seeds.rpartition("-")
     seeds = range(int(first or 1), int(last) + 1)
     budgets_s = [float(word) for word in asked.budgets.split(",")]
-    if asked.search == "prototype":
-        devices = [name for name in devices if DEVICES[name].rows == 1]  # it knows no others
     return [
-        Sweep(search=asked.search, host=host, device=device, budget_s=budget_s, seed=seed)
+        Sweep(search="product", host=host, device=device, budget_s=budget_s, seed=seed)
         for seed, budget_s, host, device in itertools.product(
             seeds, budgets_s, asked.hosts.split(","), devices
         )
@@ -133,22 +106,15 @@ def read(paths: Iterable[Path]) -> list[Judged]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--search", choices=("product", "prototype"), default="product")
     parser.add_argument("--hosts", default=",".join(HOSTS))
     parser.add_argument("--budgets", default="20,45,90,300", help="seconds")
     parser.add_argument("--seeds", default="20")
     parser.add_argument("--devices", default="all", help=",".join(DEVICES))
-    parser.add_argument("--objective", choices=("capacity",), default="capacity")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--prototype", type=Path, default=PROTOTYPE, help="file of the prototype's search")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--read", type=Path, nargs="+", default=[])
     parser.add_argument("--beside", type=Path, nargs="+", default=[])
     asked = parser.parse_args()
-    if asked.search == "prototype" and not asked.prototype.exists():
-        parser.error(
-            f"{asked.prototype}: there is no prototype to run; --beside reads results that were kept"
-        )
     results = read(asked.read)
     if not asked.read:
         results = _run(sweeps_of(asked), asked)
@@ -165,7 +131,7 @@ def _run(sweeps: Sequence[Sweep], asked: argparse.Namespace) -> list[Judged]:
     results: list[Judged] = []
     began_s = time.monotonic()
     try:
-        for one in run_all(sweeps, processes=asked.processes, prototype=asked.prototype):
+        for one in run_all(sweeps, processes=asked.processes):
             results.append(one)
             if len(results) % KEPT_EVERY == 0:
                 _keep(asked.out, results)
@@ -181,7 +147,7 @@ def _run(sweeps: Sequence[Sweep], asked: argparse.Namespace) -> list[Judged]:
 def _keep(path: Path | None, results: Sequence[Judged]) -> None:
     """As JSON: {"sweeps": [...]}."""
     if path is not None:
-        document = {"sweeps": [one.to_dict() for one in results]}
+        document = {"sweeps": [asdict(one) for one in results]}
         path.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 

@@ -1,14 +1,16 @@
-"""The product's own search on a target and a fleet of the noisy bench. Nothing else here knows the search.
+"""The product's own search on a simulated device and a noisy host. Nothing else here knows the search.
 
 To follow a search that has moved, change `new_users_scenario` (what `batchtune sweep ./m --slo-p95 …` makes of a model)
-and `run_product`; what they return is read by `judge.py`.
+and `swept`; what it returns is read by `judge.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
@@ -18,13 +20,9 @@ from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.pace import proposed, tried_pace
 from batchtune.tune.trials.trial import SearchSummary, Trial
 from tests.benchmarks.noisy.devices import CPUS, DELAY_S, SimulatedDevice
-from tests.benchmarks.noisy.hosts import Guard, VirtualClock
-from tests.benchmarks.noisy.judge import Answered, Tried
+from tests.benchmarks.noisy.hosts import Guard, Host, VirtualClock
 from tests.benchmarks.noisy.virtual_fleet import VirtualFleet, VirtualTarget
 from tests.tune.tune_fakes import heard
-
-ANSWERED_RATIO = 0.97
-"""Of the rate, that a run which held it answered."""
 
 
 def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float, **changes: Any) -> Scenario:
@@ -58,16 +56,27 @@ def new_users_scenario(device: SimulatedDevice, *, seed: int, budget_s: float, *
     return Scenario.model_validate(merged)
 
 
-def answer(
-    scenario: Scenario, target: VirtualTarget, fleet: VirtualFleet, *, guard: Guard, clock: VirtualClock
-) -> tuple[list[Trial], Recommendation]:
-    """The trials of one sweep, and its recommendation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """The trials of a sweep, its recommendation, and its clock."""
+
+    trials: list[Trial]
+    recommended: Recommendation
+    clock: VirtualClock
+
+
+def swept(device: SimulatedDevice, host: Host, scenario: Scenario, *, key: str = "") -> Swept:
+    """One sweep of a server on this device on this host; chance is drawn by the search's seed, device, host and `key`.
 
     Raises:
         BatchtuneError: there is no answer.
     """
+    named = f"{device.name} {host.name}{key}".encode()
+    chances = np.random.default_rng([scenario.search.seed, crc32(named)]).spawn(2)
+    clock = VirtualClock()
+    target = VirtualTarget(clock)
+    fleet, most_rps = VirtualFleet(target, device, host, chances[0]), device.client_max_rps
     summaries: list[SearchSummary] = []
-    most_rps = fleet.client_max_rps
     bench = Bench(
         scenario,
         target,
@@ -75,7 +84,7 @@ def answer(
         on_live=lambda _plan, _live: None,
         now_s=clock,
         sleep=clock.sleep,
-        guard=guard,  # type: ignore[arg-type]
+        guard=Guard(host, chances[1]),  # type: ignore[arg-type]
         client_max_rps=None if most_rps is None else lambda _requests: most_rps,
     )
     on_event = heard(on_summary=summaries.append)
@@ -83,40 +92,5 @@ def answer(
         done.trial
         for done in sweep_nodes(scenario, lambda _report: OneServer(bench), on_event=on_event, now_s=clock)
     ]
-    return trials, recommend(trials, scenario=scenario, search=summaries[0] if summaries else None)
-
-
-def run_product(
-    scenario: Scenario, target: VirtualTarget, fleet: VirtualFleet, *, guard: Guard, clock: VirtualClock
-) -> Answered:
-    """One sweep and its recommendation.
-
-    Raises:
-        BatchtuneError: there is no answer.
-    """
-    trials, recommended = answer(scenario, target, fleet, guard=guard, clock=clock)
-    capacity = recommended.capacity
-    assert capacity is not None
-    return Answered(
-        configuration=recommended.configuration,
-        stated_rps=capacity.held_rps,
-        low_rps=capacity.held_rps,
-        high_rps=math.inf if capacity.missed_rps is None else capacity.missed_rps,
-        established=recommended.established,
-        runs=sum(max(len(trial.probes), 1) for trial in trials),
-        seconds=clock(),
-        thinking_s=clock.thinking_s,
-        trials=tuple(tried for trial in trials for tried in _tried(trial)),
-    )
-
-
-def _tried(trial: Trial) -> Iterator[Tried]:
-    """The rates of a search for a capacity, or the one load that it was."""
-    measured = trial.measurement
-    if trial.probes:
-        for probe in trial.probes:
-            yield Tried(configuration=trial.configuration, rate_rps=probe.rate_rps, held=probe.met)
-    elif measured is not None:
-        rate_rps, answered_rps = trial.request.rate_rps, measured.throughput_rps.value
-        held = trial.feasible and answered_rps >= ANSWERED_RATIO * (rate_rps or 0.0)
-        yield Tried(configuration=trial.configuration, rate_rps=rate_rps or answered_rps, held=held)
+    recommended = recommend(trials, scenario=scenario, search=summaries[0] if summaries else None)
+    return Swept(trials=trials, recommended=recommended, clock=clock)

@@ -1,78 +1,71 @@
-"""Which search finds a good configuration with the fewest measurements? Replays a recorded table; no server.
+"""How few measurements does a sweep need to find a good configuration? Replays a recorded table; no server.
 
     python tests/benchmarks/replay/replay.py emulated --seeds 100
-    python tests/benchmarks/replay/replay.py imdb_transformer --seeds 100 --searches tpe,guided
-    python tests/benchmarks/replay/replay.py zoo-string-input-rest --seeds 20 --searches guided --shares 1.1
+    python tests/benchmarks/replay/replay.py zoo-string-input-rest --seeds 20 --shares 1.1
 
-Each search pays, in recorded seconds, for every run that it asks for, and is shown one of the recorded runs of that
-cell, drawn at random. A table of the zoo has no probes: the nearest runs of its grid answer them. Tables are of closed
-loops and their throughput. The truth of a cell is the geometric mean of its runs. A search is judged by what it would
-recommend when time is up: `within 5 %` is the share of seeds whose choice meets the SLO and loses at most 5 % to the
-best feasible cell; `false feasible` the share whose choice does not meet it in truth; `optimism` the reported value over
-the true one; `duplicates` runs of a cell that had been run before. 100 % is one pass over the grid, each cell once.
-`guided` is the whole of `batchtune sweep`, references and confirmation included, ended by a budget of that much time;
-`leader` is what that sweep would have recommended had it ended sooner, as the others, which confirm nothing, are judged.
+The sweep is the real one, with references and confirmation, on a bench that answers from the table and a clock that
+runs by recorded seconds: each run is one of the recorded ones of its cell, drawn at random. A load that was not
+recorded is answered by the nearest one that was (the rule's batch size lies between two of the grid; a table of the
+zoo has no probes), and costs as much time as it asks for, also where the recorded run was shorter. Tables are of
+closed loops and their throughput. The truth of a cell is the geometric mean of its runs. A sweep is judged by what it
+recommends when its budget is spent: `within 5 %` is the share of seeds whose choice meets the SLO and loses at most
+5 % to the best feasible cell; `false feasible` the share whose choice does not meet it in truth; `optimism` the
+reported value over the true one. 100 % is one pass over the grid, each cell once. `leader` is what the sweep would
+have recommended had it ended sooner.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import math
 import random
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
 
+from batchtune.batching.parameters import Configuration
+from batchtune.errors import InconclusiveError, NoFeasibleConfigurationError
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.tune.trials.trial import Trial
-from tests.benchmarks.replay.record_table import TABLES, indices_of, scenario_of
-from tests.benchmarks.replay.replay_guided import Choice, guided_choices
-from tests.benchmarks.replay.rivals import Indices, Rival, Shown, optuna_rival, quick_search
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.bench import Plan
+from batchtune.tune.search.contenders import Space
+from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
+from batchtune.tune.trials.trial import FinishedTrial, Trial
+from tests.benchmarks.replay.record_table import clients_of, indices_of, recorded, scenario_of
 
-SHARES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-GUIDED_SHARES = (0.1, 0.2)
+SHARES = (0.1, 0.2)
 LOOKS = (0.04, 0.05, 0.06, 0.07, 0.08)
 NEAR = 0.05
-ENOUGH = 0.90
-RIVALS: dict[str, Callable[[Sequence[int], int], Rival]] = {
-    "random": optuna_rival(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
-    "qmc": optuna_rival(lambda seed: optuna.samplers.QMCSampler(seed=seed, scramble=True)),
-    "tpe": optuna_rival(lambda seed: optuna.samplers.TPESampler(seed=seed)),
-    "gp": optuna_rival(lambda seed: optuna.samplers.GPSampler(seed=seed)),
-    "quick": quick_search,
-}
-GUIDED = "guided"
+SHORTEST_S = 0.1
+"""Of a run."""
+KNOBS = ("max_batch_size", "batch_timeout_micros", "num_batch_threads")
+Indices = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Recorded runs by cell, and what they mean together."""
+    """Recorded runs, and what they mean together by cell; `pass_s`: of one run of each cell."""
 
     scenario: Scenario
-    shape: tuple[int, ...]
-    trials: tuple[Trial, ...]
-    by_cell: dict[Indices, list[Trial]]
+    trials: Sequence[Trial]
     value: dict[Indices, float]
     violation: dict[Indices, float]
+    pass_s: float
 
     @property
     def best(self) -> float:
         return max(value for cell, value in self.value.items() if self.violation[cell] <= 0.0)
-
-    @property
-    def pass_s(self) -> float:
-        return sum(float(np.mean([trial.seconds for trial in trials])) for trials in self.by_cell.values())
 
     def regret(self, cell: Indices) -> float:
         """How much is lost to the best feasible cell; inf for a cell that misses the SLO."""
@@ -80,8 +73,7 @@ class Table:
 
 
 def read_table(name: str) -> Table:
-    lines = gzip.decompress((TABLES / f"{name}.jsonl.gz").read_bytes()).decode().splitlines()
-    trials = tuple(Trial.from_dict(json.loads(line)) for line in lines)
+    trials = recorded(name)
     with tempfile.TemporaryDirectory() as folder:
         scenario = scenario_of(name, Path(folder))
     if scenario.objective != "throughput" or scenario.load.open_loop:
@@ -90,45 +82,107 @@ def read_table(name: str) -> Table:
     for trial in trials:
         if trial.point is not None and trial.source == "grid":
             by_cell.setdefault(indices_of(trial.point, scenario), []).append(trial)
-    value = {cell: _mean([trial.objective.value for trial in runs]) for cell, runs in by_cell.items()}
-    violation = {cell: _violation(scenario, runs) for cell, runs in by_cell.items()}
+    (limit_s,) = scenario.slo.limits().values()
+    p95_s = {
+        cell: _mean(run.measurement.latency_s["p95"].value for run in runs if run.measurement)
+        for cell, runs in by_cell.items()
+    }
     return Table(
         scenario=scenario,
-        shape=tuple(len(knob.values) for knob in scenario.search.space.values()),
         trials=trials,
-        by_cell=by_cell,
-        value=value,
-        violation=violation,
+        value={
+            cell: _mean(run.objective.value for run in runs if run.objective)
+            for cell, runs in by_cell.items()
+        },
+        violation={cell: seconds / limit_s - 1.0 for cell, seconds in p95_s.items()},
+        pass_s=sum(float(np.mean([run.seconds for run in runs])) for runs in by_cell.values()),
     )
 
 
-def rival_choices(
-    table: Table, name: str, shares: Sequence[float], seed: int
-) -> tuple[list[Choice], int, int]:
-    """The choice at each share of a pass, the runs made by the end, and how many of them were duplicates."""
-    chance = random.Random(seed)
-    search = RIVALS[name](table.shape, seed)
-    spent_s, runs, duplicates, best = 0.0, 0, 0, None
-    seen: set[Indices] = set()
-    choices: list[Choice] = []
-    cell: Indices | None = next(search)
-    while len(choices) < len(shares):
-        trial = None if cell is None else chance.choice(table.by_cell[cell])
-        after_s = math.inf if trial is None else spent_s + trial.seconds
-        while len(choices) < len(shares) and after_s > shares[len(choices)] * table.pass_s:
-            choices.append(best or Choice(cell=None, reported=math.nan, seconds=spent_s))
-        if trial is None or cell is None:
-            break
-        spent_s, runs, duplicates = after_s, runs + 1, duplicates + (cell in seen)
-        seen.add(cell)
-        shown = Shown(value=trial.objective.value, violation=_violation(table.scenario, [trial]))
-        if shown.feasible and (best is None or shown.value > best.reported):
-            best = Choice(cell=cell, reported=shown.value, seconds=spent_s)
-        try:
-            cell = search.send(shown)
-        except StopIteration:
-            cell = None
-    return choices, runs, duplicates
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What would be recommended: the cell (None: nothing), the value reported for it, and what it took."""
+
+    cell: Indices | None
+    reported: float
+    seconds: float
+    trials: int
+
+
+def guided_choices(table: Table, budget_s: float, shares: Sequence[float], seed: int) -> list[Choice]:
+    """What one sweep with this budget would recommend after each share of a pass, and at its end."""
+    budget = table.scenario.search.budget.model_copy(update={"time_s": budget_s})
+    search = table.scenario.search.model_copy(
+        update={"strategy": "guided", "budget": budget, "seed": seed + 1}
+    )
+    scenario = table.scenario.model_copy(update={"search": search})
+    bench = RecordedBench(table, seed=seed)
+    trials: list[Trial] = []
+    ends_s: list[float] = []
+    for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s):
+        trials.append(done.trial)
+        ends_s.append(bench.now_s())
+    counts = [bisect_right(ends_s, share * table.pass_s) for share in shares]
+    return [_choice(table, scenario, bench, trials[:count]) for count in (*counts, len(trials))]
+
+
+def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequence[Trial]) -> Choice:
+    seconds = math.fsum(one.seconds for one in trials)
+    try:
+        chosen = recommend(trials, scenario=scenario)
+    except (NoFeasibleConfigurationError, InconclusiveError):
+        return Choice(cell=None, reported=math.nan, seconds=seconds, trials=len(trials))
+    nearest, _ = bench.nearest(chosen.configuration, None)
+    point = Space(table.scenario).locate(nearest)
+    cell = None if point is None else indices_of(point, table.scenario)
+    return Choice(cell=cell, reported=chosen.throughput_rps.value, seconds=seconds, trials=len(trials))
+
+
+class RecordedBench:
+    """Runs trials by looking them up; time passes only here."""
+
+    def __init__(self, table: Table, *, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._elapsed_s = 0.0
+        self._recorded_s = table.scenario.load.duration_s
+        self._recorded: dict[tuple[Configuration, int | None], list[Trial]] = {}
+        for trial in table.trials:
+            self._recorded.setdefault((trial.configuration, clients_of(trial)), []).append(trial)
+
+    def now_s(self) -> float:
+        return self._elapsed_s
+
+    def run(self, plan: Plan) -> FinishedTrial:
+        key = self.nearest(plan.request.configuration, plan.request.concurrency)
+        trial = self._chance.choice(self._recorded[key])
+        recorded_s = self._recorded_s if trial.request.duration_s is None else trial.request.duration_s
+        asked_s = 0.0 if plan.request.duration_s is None else plan.request.duration_s - recorded_s
+        seconds = max(trial.seconds + max(asked_s, 0.0), SHORTEST_S)
+        self._elapsed_s += seconds
+        asked = replace(trial, number=plan.number, request=plan.request, seed=plan.seed, seconds=seconds)
+        return FinishedTrial(trial=asked, samples=None)
+
+    def nearest(self, configuration: Configuration, clients: int | None) -> tuple[Configuration, int | None]:
+        """What was recorded that is most like this, batched or not; clients of a probe beside those of another."""
+        if (configuration, clients) in self._recorded:
+            return configuration, clients
+        alike = [
+            key for key in self._recorded if (key[0].batching is None) == (configuration.batching is None)
+        ]
+        of_kind = [key for key in alike if (key[1] is None) == (clients is None)]
+        return min(
+            of_kind or [(key, None) for key, _ in alike],
+            key=lambda key: math.dist(list(_place(*key)), list(_place(configuration, clients))),
+        )
+
+
+def _place(configuration: Configuration, clients: int | None) -> Iterable[float]:
+    """Logarithms, the timeout's counted from half a millisecond."""
+    yield math.log(clients or 1)
+    if configuration.batching is None:
+        return
+    values: list[Any] = [configuration.in_force(name) for name in KNOBS]
+    yield from (math.log(values[0]), math.log1p(values[1] / 500), math.log(values[2]))
 
 
 def judge(table: Table, choices: Sequence[Choice]) -> str:
@@ -149,56 +203,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("table")
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--searches", default=",".join([*RIVALS, GUIDED]))
     parser.add_argument("--shares", help="budgets, as shares of one pass, rising: 0.1,0.2")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
-    shares = tuple(map(float, asked.shares.split(","))) if asked.shares else ()
+    shares = tuple(map(float, asked.shares.split(","))) if asked.shares else SHARES
     table = read_table(asked.table)
-    near = sum(table.regret(cell) <= NEAR for cell in table.by_cell)
+    near = sum(table.regret(cell) <= NEAR for cell in table.value)
     feasible = sum(violation <= 0.0 for violation in table.violation.values())
     print(
-        f"{asked.table}: {len(table.by_cell)} cells, {len(table.trials)} runs, one pass {table.pass_s:.0f} s; best "
+        f"{asked.table}: {len(table.value)} cells, {len(table.trials)} runs, one pass {table.pass_s:.0f} s; best "
         f"{table.best:.0f} requests/s; {feasible} cells meet the SLO, {near} lie within 5 % of the best"
     )
     with ProcessPoolExecutor(asked.processes) as pool:
-        for name in asked.searches.split(","):
+        for share in shares:
             started_s = time.monotonic()
-            if name in RIVALS:
-                work = partial(rival_choices, table, name, shares or SHARES)
-                found = list(pool.map(work, range(asked.seeds)))
-                for at, share in enumerate(shares or SHARES):
-                    print(f"{name:>12} at {share:6.1%}  {judge(table, [one[0][at] for one in found])}")
-                again = sum(one[2] for one in found) / sum(one[1] for one in found)
-                print(
-                    f"{'':>12} duplicates {again:.2f} of the runs; {time.monotonic() - started_s:.0f} s",
-                    flush=True,
-                )
-                continue
-            for share in shares or GUIDED_SHARES:
-                looks = [look for look in LOOKS if look < share]
-                sweeping = partial(guided_choices, table, share * table.pass_s, looks)
-                swept = list(pool.map(sweeping, range(asked.seeds)))
-                choices = [one[-1] for one in swept]
-                spent = np.median([one.seconds for one in choices]) / table.pass_s
-                trials = np.median([one.trials for one in choices])
-                print(f"{name:>12} at {share:6.1%}  {judge(table, choices)}")
-                for at, look in enumerate(looks):
-                    print(f"{'leader':>12} at {look:6.1%}  {judge(table, [one[at] for one in swept])}")
-                print(
-                    f"{'':>12} used {spent:.1%}, {trials:.0f} trials; {time.monotonic() - started_s:.0f} s of tuner "
-                    f"for {asked.seeds} seeds",
-                    flush=True,
-                )
+            looks = [look for look in LOOKS if look < share]
+            sweeping = partial(guided_choices, table, share * table.pass_s, looks)
+            swept = list(pool.map(sweeping, range(asked.seeds)))
+            choices = [one[-1] for one in swept]
+            spent = np.median([one.seconds for one in choices]) / table.pass_s
+            trials = np.median([one.trials for one in choices])
+            print(f"{'guided':>12} at {share:6.1%}  {judge(table, choices)}")
+            for at, look in enumerate(looks):
+                print(f"{'leader':>12} at {look:6.1%}  {judge(table, [one[at] for one in swept])}")
+            print(
+                f"{'':>12} used {spent:.1%}, {trials:.0f} trials; {time.monotonic() - started_s:.0f} s of tuner "
+                f"for {asked.seeds} seeds",
+                flush=True,
+            )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def _violation(scenario: Scenario, runs: Sequence[Trial]) -> float:
-    (limit_s,) = scenario.slo.limits().values()
-    return _mean([run.measurement.latency_s["p95"].value for run in runs if run.measurement]) / limit_s - 1.0
+def _mean(values: Iterable[float]) -> float:
+    return math.exp(float(np.mean([math.log(value) for value in values])))
 
 
 if __name__ == "__main__":

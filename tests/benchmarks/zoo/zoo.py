@@ -1,13 +1,11 @@
 """Does `batchtune sweep` answer rightly for models of every kind and speed? A zoo of targets whose best is known.
 
     python tests/benchmarks/zoo/zoo.py [--only NAME,...] [--repeat 1] [--seconds S] [--fresh 3] [--json FILE]
-    python tests/benchmarks/zoo/zoo.py --record NAME [--seconds 300]    # the grid of a real model, in as many calls as needed
-    python tests/benchmarks/zoo/zoo.py --list
 
 Each target (zoo_table.py) is swept by the default strategy in a child process. Then: is the exit code true; how far
-lies the recommended configuration from the best of an exhaustive grid (zoo_truth.py); does the recommended file hold
-its promise, and lie within its stated intervals, in fresh load tests at the recommended load?
-`--as-asked` sweeps again with the budget that the tool asked for where it asked for one.
+lies the recommended configuration from the best of an exhaustive grid (zoo_truth.py; record_table.py records that of a
+real model); does the recommended file hold its promise, and lie within its stated intervals, in fresh load tests at
+the recommended load?
 
 An answer is unsure by its own words when it ends with 5.
 Exit 0 is true where the median fresh p95 and errors keep the SLO, 3 where nothing in the truth does, 5 always.
@@ -26,14 +24,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from batchtune.batching.parameters import Configuration
 from batchtune.scenario.reader import read_scenario
-from tests.benchmarks.zoo.zoo_run import START_UP_S, Fresh, Swept, fresh_load, sweep
-from tests.benchmarks.zoo.zoo_table import TARGETS
-from tests.benchmarks.zoo.zoo_target import ZooTarget
-from tests.benchmarks.zoo.zoo_truth import Truth, record_grid, truth_of
+from tests.benchmarks.commands import Ended, batchtune
+from tests.benchmarks.fresh_loads import Fresh, fresh_load
+from tests.benchmarks.zoo.zoo_table import TARGETS, ZooTarget
+from tests.benchmarks.zoo.zoo_truth import Truth, truth_of
 
 NEAR, FAR = 0.05, 0.10
 EXIT_WORDS = {0: "established", 3: "nothing meets it", 5: "not established", 6: "invalid", 7: "target failed"}
+START_UP_S = 60.0
+"""For the server's start, the first compilation of the simulator and the end of a sweep, beyond its budget."""
+
+FRESH_REQUESTS = 600
+"""Of a fresh load test: p95 has 30 requests above it."""
+
+FRESH_S = (3.0, 30.0)
+"""A fresh load test takes at least and at most so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,6 @@ class Judged:
     why: str
     seconds: float
     budget_s: float
-    asked_for_s: float | None
     recommended: str
     inside_space: bool
     best: str
@@ -57,30 +63,26 @@ class Judged:
     fresh_inside: int
     fresh: tuple[Fresh, ...]
 
-    @property
-    def unsure(self) -> bool:
-        return self.exit_code != 0
-
 
 def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: Path) -> Judged:
     """Sweep a target and hold the answer against the truth and against fresh load tests."""
     scenario = target.write_scenario(folder, seed=seed, seconds=budget_s)
-    swept = sweep(target, scenario, budget_s=budget_s)
-    chosen = swept.configuration
+    swept = batchtune("sweep", scenario, cwd=folder, within_s=2.0 * budget_s + 2.0 * START_UP_S)
+    plain = swept.document.get("configuration")
+    chosen = None if plain is None else Configuration.from_dict(plain)
     truth = truth_of(target, asked=() if chosen is None else [chosen])
     loads = () if chosen is None else _fresh_loads(scenario, swept, seed=seed, wanted=fresh)
     slo = read_scenario(scenario).slo
     holds = None if slo.p95_s is None else _holds(loads, p95_limit_s=slo.p95_s, error_ratio=slo.error_ratio)
-    exit_true, why = _exit_truth(target, swept, truth, holds)
+    why = _untrue(target, swept, truth, holds, within_s=target.within_s or budget_s + START_UP_S)
     return Judged(
         target=target.name,
         seed=seed,
-        exit_code=swept.exit_code,
-        exit_true=exit_true,
+        exit_code=swept.code,
+        exit_true=not why,
         why=why,
         seconds=swept.seconds,
         budget_s=budget_s,
-        asked_for_s=swept.asked_for_s(),
         recommended="" if chosen is None else chosen.label(),
         inside_space=chosen is None or truth is None or truth.is_inside(chosen),
         best="" if truth is None or not truth.anything_meets() else truth.best().label(),
@@ -92,13 +94,23 @@ def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: 
     )
 
 
-def _fresh_loads(scenario: Path, swept: Swept, *, seed: int, wanted: int) -> tuple[Fresh, ...]:
-    """As many load tests as it takes until so many tell something, at most twice as many."""
+def _fresh_loads(scenario: Path, swept: Ended, *, seed: int, wanted: int) -> tuple[Fresh, ...]:
+    """At the recommended load, as many as it takes until so many tell something, at most twice as many."""
+    document = swept.document
+    throughput_rps = float(document["throughput_rps"]["value"])
+    duration_s = min(max(FRESH_REQUESTS / max(throughput_rps, 1e-9), FRESH_S[0]), FRESH_S[1])
+    words = ["--set", f"load.duration={duration_s:.1f}s"]
+    if document["objective"] == "capacity":
+        words += ["--rate", f"{float(document['rate_rps']):.6g}"]
+    within_s = 6.0 * duration_s + START_UP_S
     loads: tuple[Fresh, ...] = ()
     for attempt in range(2 * wanted):
         if len(_told(loads)) == wanted:
             break
-        loads += (fresh_load(scenario, swept, seed=1000 * seed + attempt),)
+        number = 1000 * seed + attempt
+        loads += (
+            fresh_load(scenario, document, *words, cwd=scenario.parent, seed=number, within_s=within_s),
+        )
     return loads
 
 
@@ -118,33 +130,29 @@ def _holds(loads: Sequence[Fresh], *, p95_limit_s: float, error_ratio: float) ->
     )
 
 
-def _exit_truth(target: ZooTarget, swept: Swept, truth: Truth | None, holds: bool | None) -> tuple[bool, str]:
-    """Whether the exit code says what is so, and why not."""
-    within_s = target.within_s or swept.budget_s + START_UP_S
-    if swept.seconds > within_s:
-        return False, f"took {swept.seconds:.0f} s where {within_s:.0f} s are given"
-    if target.says and not swept.said(target.says):
-        return False, f"does not say {target.says!r}"
-    if target.exits:
-        true = swept.exit_code in target.exits
-        wanted = " or ".join(map(str, target.exits))
-        return true, "" if true else f"ended with {swept.exit_code} where {wanted} is true{_error(swept)}"
-    match swept.exit_code:
-        case 0:
-            return holds is not False, "" if holds is not False else "fresh load tests miss the SLO"
-        case 3:
-            nothing = truth is None or not truth.anything_meets()
-            return nothing, "" if nothing else "some configuration does meet the SLO"
-        case 5:
-            return True, ""
-        case _:
-            return False, f"ended with {swept.exit_code}{_error(swept)}"
-
-
-def _error(swept: Swept) -> str:
-    """The error that it ended with, if it said one."""
+def _untrue(
+    target: ZooTarget, swept: Ended, truth: Truth | None, holds: bool | None, *, within_s: float
+) -> str:
+    """Why the exit code does not say what is so; "" where it does."""
     errors = [text for text in swept.errors.splitlines() if text.startswith("error: ")]
-    return f": {errors[-1][7:107]}" if errors else ""
+    ended = f"ended with {swept.code}{f': {errors[-1][7:107]}' if errors else ''}"
+    if swept.seconds > within_s:
+        return f"took {swept.seconds:.0f} s where {within_s:.0f} s are given"
+    if target.says not in (swept.errors + json.dumps(swept.document)).lower():
+        return f"does not say {target.says!r}"
+    if target.exits:
+        wanted = " or ".join(map(str, target.exits))
+        return "" if swept.code in target.exits else f"{ended} where {wanted} is true"
+    match swept.code:
+        case 0:
+            return "fresh load tests miss the SLO" if holds is False else ""
+        case 3:
+            meets = truth is not None and truth.anything_meets()
+            return "some configuration does meet the SLO" if meets else ""
+        case 5:
+            return ""
+        case _:
+            return ended
 
 
 def line(judged: Judged) -> str:
@@ -166,7 +174,7 @@ def summary(results: Sequence[Judged]) -> list[str]:
     """One line a bar of the issue."""
     known = [judged for judged in results if not math.isnan(judged.regret)]
     near = sum(judged.regret <= NEAR for judged in known)
-    silent = [judged.target for judged in known if judged.regret > FAR and not judged.unsure]
+    silent = [judged.target for judged in known if judged.regret > FAR and judged.exit_code == 0]
     stated = [judged for judged in results if judged.exit_code == 0 and judged.promise_holds is not None]
     inside = sum(judged.fresh_inside for judged in results)
     loads = sum(len(_told(judged.fresh)) for judged in results)
@@ -182,41 +190,24 @@ def summary(results: Sequence[Judged]) -> list[str]:
     ]
 
 
-def chosen_targets(only: str | None) -> list[ZooTarget]:
-    names = only.split(",") if only else list(TARGETS)
-    unknown = [name for name in names if name not in TARGETS]
-    if unknown:
-        sys.exit(f"no such target: {', '.join(unknown)}; there are {', '.join(TARGETS)}")
-    return [TARGETS[name] for name in names]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", help="names, separated by commas")
-    parser.add_argument("--repeat", type=int, default=1, help="sweeps of each target, each with its own seed")
-    parser.add_argument("--seconds", type=float, help="budget of each sweep; of --record: of this call")
-    parser.add_argument("--fresh", type=int, default=3, help="fresh load tests of each recommendation")
     parser.add_argument(
-        "--as-asked", action="store_true", help="again with the budget that the tool asks for"
+        "--only", default=",".join(TARGETS), help=f"names with commas between them, of {', '.join(TARGETS)}"
     )
-    parser.add_argument("--record", metavar="NAME", help="record the grid of this target")
-    parser.add_argument("--list", action="store_true", help="name the targets")
+    parser.add_argument("--repeat", type=int, default=1, help="sweeps of each target, each with its own seed")
+    parser.add_argument("--seconds", type=float, help="budget of each sweep")
+    parser.add_argument("--fresh", type=int, default=3, help="fresh load tests of each recommendation")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    if asked.list:
-        print(
-            "\n".join(
-                f"{target.name:27s} {target.objective} {target.protocol}" for target in TARGETS.values()
-            )
-        )
-        return
-    if asked.record:
-        print(record_grid(*chosen_targets(asked.record), seconds=asked.seconds or 300.0))
-        return
     results: list[Judged] = []
-    for target in chosen_targets(asked.only):
+    for target in [TARGETS[name] for name in asked.only.split(",")]:
         for seed in range(1, asked.repeat + 1):
-            results += _judged(target, seed, asked)
+            budget_s = asked.seconds or target.seconds
+            print(f"{target.name}, seed {seed}, {budget_s:.0f} s", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                results.append(judge(target, seed, budget_s=budget_s, fresh=asked.fresh, folder=Path(folder)))
+            print(line(results[-1]), flush=True)
             if asked.json is not None:  # after each: a zoo that is stopped keeps what it has
                 asked.json.write_text(_json(results), encoding="utf-8")
     print("\n".join(summary(results)))
@@ -226,20 +217,6 @@ def _json(results: Sequence[Judged]) -> str:
     """All figures; what is no number or infinite stands there as text."""
     plain = json.dumps([asdict(judged) for judged in results])
     return json.dumps(json.loads(plain, parse_constant=str), indent=2) + "\n"
-
-
-def _judged(target: ZooTarget, seed: int, asked: argparse.Namespace) -> list[Judged]:
-    """One judgement, or the one with the budget that the tool asked for."""
-    budget_s = asked.seconds or target.seconds
-    for _ in range(2 if asked.as_asked else 1):
-        print(f"{target.name}, seed {seed}, {budget_s:.0f} s", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            judged = judge(target, seed, budget_s=budget_s, fresh=asked.fresh, folder=Path(folder))
-        print(line(judged), flush=True)
-        if judged.asked_for_s is None or judged.asked_for_s <= budget_s:
-            break
-        budget_s = judged.asked_for_s
-    return [judged]
 
 
 if __name__ == "__main__":

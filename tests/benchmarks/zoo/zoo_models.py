@@ -1,6 +1,6 @@
 """How are the zoo's models made? Emulated devices are a file; real ones are built once, in a folder of the user's cache.
 
-python tests/benchmarks/zoo/zoo_models.py NAME FOLDER     # writes FOLDER/1/…; `zoo.py` calls it in a process of its own
+python -m tests.benchmarks.zoo.zoo_models NAME FOLDER     # writes FOLDER/1/…; `zoo.py` calls it in a process of its own
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from batchtune.batching.parameters import DEFAULT_MAX_BATCH_SIZE
 from batchtune.twin.simulator.simulate import Device
+from tests.benchmarks.commands import ROOT
+from tests.benchmarks.emulated import Emulated
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchtune-zoo"
 EDITION = "1"
@@ -34,50 +33,16 @@ DELAY_S = 0.3e-3
 """Loopback, client and hand-over of a lone request beyond its batch (live_target.Calibrated: 0.2-0.4 ms)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Emulated:
-    """A device of `emulated.yaml`; `floats` is the size of a row."""
-
-    base_ms: float = 0.0
-    per_row_ms: float = 0.0
-    steps: tuple[tuple[int, float], ...] = ()
-    parallel: bool = False
-    contention_ratio: float = 0.0
-    jitter_ratio: float = 0.0
-    rows_max: int | None = None
-    floats: int = 16
-
-    def document(self) -> dict[str, Any]:
-        service_time: dict[str, Any] = {"base_ms": self.base_ms, "per_row_ms": self.per_row_ms}
-        if self.steps:
-            service_time = {"steps": dict(self.steps)}
-        if self.parallel:
-            service_time |= {"concurrency": "parallel", "contention_ratio": self.contention_ratio}
-        return {
-            "service_time": {**service_time, "jitter_ratio": self.jitter_ratio},
-            **({"memory": {"rows_max": self.rows_max}} if self.rows_max else {}),
-            "inputs": {"x": {"dtype": "float32", "shape": [self.floats]}},
-            "outputs": {"y": {"dtype": "float32", "shape": [2]}},
-        }
-
-    def device(self, protocol: str) -> Device:
-        """The true device for the simulator, with the server's overheads as measured elsewhere."""
-        rows = np.arange(DEFAULT_MAX_BATCH_SIZE + 1)
-        return Device(
-            tau_s=np.array([self._tau_ms(count) for count in rows]) / 1e3 + BATCH_OVERHEAD_S,
-            contention=self.contention_ratio,
-            serial=not self.parallel,
-            jitter_ratio=self.jitter_ratio,
-            delay_s=DELAY_S,
-            front_end_s=FRONT_END_S[protocol],
-        )
-
-    def _tau_ms(self, rows: int) -> float:
-        if not self.steps:
-            return self.base_ms + self.per_row_ms * rows
-        fitting = [milliseconds for most, milliseconds in self.steps if rows <= most]
-        last, milliseconds = self.steps[-1]
-        return fitting[0] if fitting else milliseconds * rows / last
+def simulated_device(model: Emulated, protocol: str) -> Device:
+    """The true device for the simulator, with the server's overheads as measured elsewhere."""
+    return Device(
+        tau_s=model.tau_ms() / 1e3 + BATCH_OVERHEAD_S,
+        contention=model.contention_ratio,
+        serial=not model.parallel,
+        jitter_ratio=model.jitter_ratio,
+        delay_s=DELAY_S,
+        front_end_s=FRONT_END_S[protocol],
+    )
 
 
 def model_directory(model: Emulated | str, name: str, folder: Path) -> str:
@@ -87,16 +52,14 @@ def model_directory(model: Emulated | str, name: str, folder: Path) -> str:
         subprocess.CalledProcessError: a model that could not be built; its words are on stderr.
     """
     if isinstance(model, Emulated):
-        version = folder / name / "1"
-        version.mkdir(parents=True, exist_ok=True)
-        (version / "emulated.yaml").write_text(yaml.safe_dump(model.document()), encoding="utf-8")
-        return str(version.parent)
+        return str(model.write(folder / name))
     if model not in BUILDERS:
         return model
     path = CACHE / f"{model}-{EDITION}"
     if not path.exists():
         beside = CACHE / f".{model}-{os.getpid()}"
-        subprocess.run([sys.executable, __file__, model, str(beside)], check=True, stdout=sys.stderr)
+        build = [sys.executable, "-m", __name__, model, beside]
+        subprocess.run(build, cwd=ROOT, check=True, stdout=sys.stderr)
         beside.rename(path)
     return str(path)
 

@@ -1,248 +1,193 @@
-"""Which targets does the zoo hold?"""
+"""The targets of the zoo: each one question to `batchtune sweep`, and what a true answer to it is."""
 
 from __future__ import annotations
 
-from tests.benchmarks.zoo.zoo_models import Emulated
-from tests.benchmarks.zoo.zoo_target import CLIENTS, OPEN, REAL_SPACE, TIMEOUTS, ZooTarget
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from tests.benchmarks.emulated import Emulated
+from tests.benchmarks.zoo.zoo_models import model_directory
 
 
-def _steps_of_8() -> tuple[tuple[int, float], ...]:
-    """4 ms up to 8 rows and 1.5 ms for every further 8: a 9th row costs as much as eight."""
-    return tuple((8 * count, 2.5 + 1.5 * count) for count in range(1, 9))
+@dataclass(frozen=True, kw_only=True)
+class ZooTarget:
+    """One target.
+
+    `truth`: "exact" by simulation of the true device, "recorded" from a grid (`record_table.py`), "none" for a trap.
+    `exits`: the exit codes that are true of it; empty: 0 where the promise holds, 3 where nothing meets the SLO, 5.
+    `says`: what its output must contain, lower case; `within_s`: when it must have ended, None: budget and start-up.
+    `seconds`: the budget; `brisk` False: loads last as long as batchtune chooses. `clients` are those of throughput.
+    """
+
+    name: str
+    model: Emulated | str
+    truth: Literal["exact", "recorded", "none"]
+    objective: Literal["throughput", "capacity", "latency"] = "throughput"
+    p95: str = "50ms"
+    clients: int = 32
+    rate_rps: int | None = None
+    brisk: bool = True
+    protocol: Literal["grpc", "rest"] = "grpc"
+    request: dict[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    threads: tuple[int, ...] = (1, 2, 4)
+    seconds: float = 90.0
+    exits: tuple[int, ...] = ()
+    says: str = ""
+    within_s: float | None = None
+
+    def document(self, model: str, *, seed: int, seconds: float | None = None) -> dict[str, Any]:
+        """The scenario of one sweep of the model in this directory."""
+        load: dict[str, Any] = {"arrivals": "poisson", "seed": seed}
+        if self.objective == "throughput":
+            load |= {"arrivals": "closed", "concurrency": self.clients}
+        load |= {"rate": self.rate_rps} if self.rate_rps else {}
+        load |= {"warm_up": "500ms", "duration": "2s"} if self.brisk else {}
+        space = {"max_batch_size": list(self.sizes), "batch_timeout_micros": [0, 1000, 5000]}
+        return {
+            "name": f"zoo-{self.name}",
+            "target": {"model": model, "device": "cpu"},
+            "request": {"protocol": self.protocol, **self.request},
+            "load": load,
+            "slo": {"p95": self.p95},
+            "objective": self.objective,
+            "fixed": {"max_enqueued_batches": 1000},
+            "search": {
+                "budget": {"time": f"{seconds or self.seconds:g}s"},
+                "seed": seed,
+                "space": {**space, **({"num_batch_threads": list(self.threads)} if self.threads else {})},
+            },
+        }
+
+    def write_scenario(self, folder: Path, *, seed: int, seconds: float | None = None) -> Path:
+        """The scenario's file; an emulated model is written beside it, a real one is built once."""
+        path, model = folder / "scenario.yaml", model_directory(self.model, self.name, folder)
+        path.write_text(yaml.safe_dump(self.document(model, seed=seed, seconds=seconds)), encoding="utf-8")
+        return path
 
 
-def _slower_above_32() -> tuple[tuple[int, float], ...]:
-    """3 ms + 0.2 ms a row, and 0.8 ms for each row above 32, as where a cache is full."""
-    return tuple((rows, 3.0 + 0.2 * rows + 0.6 * max(rows - 32, 0)) for rows in range(1, 65))
+STEPS_OF_8 = tuple((8 * count, 2.5 + 1.5 * count) for count in range(1, 9))
+"""4 ms up to 8 rows and 1.5 ms for every further 8: a 9th row costs as much as eight."""
 
+SLOWER_ABOVE_32 = tuple((rows, 3.0 + 0.2 * rows + 0.6 * max(rows - 32, 0)) for rows in range(1, 65))
+"""3 ms + 0.2 ms a row, and 0.8 ms for each row above 32, as where a cache is full."""
 
-DEVICES = [
-    ZooTarget(
-        name="device-0.05ms",
-        model=Emulated(base_ms=0.05, per_row_ms=0.002),
-        p95="20ms",
-        truth="recorded",
-        space=REAL_SPACE,
-        seconds=60.0,
-    ),
-    ZooTarget(
-        name="device-2ms",
-        model=Emulated(base_ms=2.0, per_row_ms=0.1),
-        objective="capacity",
-        load=OPEN,
-        p95="20ms",
-        truth="exact",
-    ),
-    ZooTarget(
-        name="device-2ms-latency-rest",
-        model=Emulated(base_ms=2.0, per_row_ms=0.3),
-        objective="latency",
-        load={**OPEN, "rate": 900},
-        p95="30ms",
-        truth="exact",
-        protocol="rest",
-    ),
-    ZooTarget(
-        name="device-2ms-parallel",
-        model=Emulated(base_ms=2.0, per_row_ms=0.4, parallel=True),
-        objective="capacity",
-        load=OPEN,
-        p95="20ms",
-        truth="exact",
-    ),
-    ZooTarget(
-        name="device-40ms",
-        model=Emulated(base_ms=40.0, per_row_ms=2.0),
-        objective="capacity",
-        load=OPEN,
-        p95="400ms",
-        truth="exact",
-        seconds=120.0,
-    ),
-    ZooTarget(
-        name="device-40ms-rest",
-        model=Emulated(base_ms=40.0, per_row_ms=2.0, jitter_ratio=0.1),
-        load={"arrivals": "closed", "concurrency": 32},
-        p95="500ms",
-        truth="exact",
-        protocol="rest",
-    ),
-    ZooTarget(
-        name="device-400ms",
-        model=Emulated(base_ms=400.0, per_row_ms=10.0),
-        load={"arrivals": "closed", "concurrency": 16},
-        p95="3s",
-        truth="exact",
-        seconds=120.0,
-    ),
-    ZooTarget(
-        name="device-400ms-capacity",
-        model=Emulated(base_ms=400.0, per_row_ms=10.0),
-        objective="capacity",
-        load={"arrivals": "poisson"},
-        p95="3s",
-        truth="exact",
-        seconds=120.0,
-    ),
-    ZooTarget(
-        name="steps-of-8",
-        model=Emulated(steps=_steps_of_8()),
-        load={**CLIENTS, "concurrency": 48},
-        p95="40ms",
-        truth="exact",
-        space={
-            "max_batch_size": [1, 4, 8, 9, 12, 16, 18, 24, 32, 40, 64],
-            "batch_timeout_micros": TIMEOUTS,
-            "num_batch_threads": [1, 2],
-        },
-    ),
-    ZooTarget(
-        name="slower-above-32",
-        model=Emulated(steps=_slower_above_32()),
-        objective="capacity",
-        load=OPEN,
-        truth="exact",
-        space={"max_batch_size": [1, 4, 8, 16, 24, 32, 40, 48, 64], "batch_timeout_micros": TIMEOUTS},
-    ),
-    ZooTarget(
-        name="interference",
-        model=Emulated(base_ms=4.0, per_row_ms=0.3, parallel=True, contention_ratio=0.5),
-        truth="exact",
-    ),
-    ZooTarget(
-        name="interference-capacity-rest",
-        model=Emulated(base_ms=4.0, per_row_ms=0.3, parallel=True, contention_ratio=0.5),
-        objective="capacity",
-        load=OPEN,
-        p95="30ms",
-        truth="exact",
-        protocol="rest",
-    ),
-    ZooTarget(
-        name="memory-ceiling",
-        model=Emulated(base_ms=3.0, per_row_ms=0.1, rows_max=24),
-        load={**CLIENTS, "concurrency": 64},
-        p95="60ms",
-        truth="exact",
-        space={"max_batch_size": [1, 4, 8, 16, 24, 32, 64], "batch_timeout_micros": TIMEOUTS},
-    ),
-    ZooTarget(
-        name="batching-cannot-pay",
-        model=Emulated(per_row_ms=3.0),
-        objective="capacity",
-        load=OPEN,
-        p95="30ms",
-        truth="exact",
-    ),
-]
+DEVICE_2MS, DEVICE_40MS = Emulated(base_ms=2.0, per_row_ms=0.1), Emulated(base_ms=40.0, per_row_ms=2.0)
+DEVICE_400MS = Emulated(base_ms=400.0, per_row_ms=10.0)
+INTERFERING = Emulated(base_ms=4.0, per_row_ms=0.3, parallel=True, contention_ratio=0.5)
+TOKENS = {"inputs": {"random": {"low": 0, "high": 20000, "whole": True}}}
 
-REAL = [
-    ZooTarget(
-        name="transformer",
-        model="imdb_transformer",
-        p95="60ms",
-        truth="recorded",
-        request={"inputs": {"random": {"low": 0, "high": 20000, "whole": True}}},
-        space=REAL_SPACE,
-    ),
-    ZooTarget(
-        name="transformer-5-rows",
-        model="imdb_transformer",
-        load={**CLIENTS, "concurrency": 16},
-        p95="150ms",
-        truth="recorded",
-        request={"rows": 5, "inputs": {"random": {"low": 0, "high": 20000, "whole": True}}},
-        space={**REAL_SPACE, "max_batch_size": [5, 10, 20, 40, 80]},
-    ),
-    ZooTarget(
-        name="conv-net",
-        model="conv-net",
-        load={**CLIENTS, "concurrency": 16},
-        p95="300ms",
-        truth="recorded",
-        space=REAL_SPACE,
-    ),
-    ZooTarget(
-        name="dense-slow",
-        model="dense-slow",
-        load={"arrivals": "closed", "concurrency": 16},
-        p95="2s",
-        truth="recorded",
-        space={**REAL_SPACE, "max_batch_size": [1, 2, 4, 8, 16]},
-        seconds=120.0,
-    ),
-    ZooTarget(
-        name="two-inputs",
-        model="two-inputs",
-        objective="latency",
-        load={**OPEN, "rate": 3000},
-        p95="20ms",
-        truth="recorded",
-        space=REAL_SPACE,
-    ),
-    ZooTarget(
-        name="string-input-rest",
-        model="words",
-        truth="recorded",
-        protocol="rest",
-        space=REAL_SPACE,
-    ),
-    ZooTarget(
-        name="forest-rest",
-        model="forest",
-        truth="recorded",
-        protocol="rest",
-        space=REAL_SPACE,
-    ),
-    ZooTarget(
-        name="requests-of-1MB",
-        model=Emulated(base_ms=5.0, per_row_ms=1.0, floats=262_144),
-        load={**CLIENTS, "concurrency": 8},
-        p95="200ms",
-        truth="recorded",
-        request={"distinct": 4},
-        space={**REAL_SPACE, "max_batch_size": [1, 2, 4, 8]},
-    ),
-]
+exact = partial(ZooTarget, truth="exact")
+capacity = partial(exact, objective="capacity")
+# 30 points, so that a grid is recorded twice in three to five minutes.
+recorded = partial(ZooTarget, truth="recorded", sizes=(1, 4, 8, 16, 32), threads=(1, 2))
+trap = partial(ZooTarget, truth="none", clients=16)
 
-TRAPS = [
-    ZooTarget(
-        name="batch-fixed-at-1",
-        model="fixed-batch",
-        load={**CLIENTS, "concurrency": 16},
-        truth="none",
-        seconds=60.0,
-        exits=(5, 7),
-        says="invalid dimensions",
-    ),
-    ZooTarget(
-        name="forest-zipmap",
-        model="forest-zipmap",
-        load={**CLIENTS, "concurrency": 16},
-        truth="none",
-        exits=(7,),
-        says="seq(map",
-        within_s=30.0,
-    ),
-    ZooTarget(
-        name="cannot-load",
-        model="broken",
-        load={**CLIENTS, "concurrency": 16},
-        truth="none",
-        exits=(7,),
-        says="saved_model.pb",
-        within_s=30.0,
-    ),
-    ZooTarget(
-        name="slo-out-of-reach",
-        model=Emulated(base_ms=40.0, per_row_ms=2.0),
-        objective="capacity",
-        load=OPEN,
-        p95="20ms",
-        truth="none",
-        seconds=60.0,
-        exits=(3,),
-    ),
-]
-
-TARGETS = {target.name: target for target in [*DEVICES, *REAL, *TRAPS]}
+TARGETS: dict[str, ZooTarget] = {
+    target.name: target
+    for target in (
+        recorded(
+            name="device-0.05ms", model=Emulated(base_ms=0.05, per_row_ms=0.002), p95="20ms", seconds=60.0
+        ),
+        capacity(name="device-2ms", model=DEVICE_2MS, p95="20ms"),
+        exact(
+            name="device-2ms-latency-rest",
+            model=Emulated(base_ms=2.0, per_row_ms=0.3),
+            objective="latency",
+            rate_rps=900,
+            p95="30ms",
+            protocol="rest",
+        ),
+        capacity(
+            name="device-2ms-parallel",
+            model=Emulated(base_ms=2.0, per_row_ms=0.4, parallel=True),
+            p95="20ms",
+        ),
+        capacity(name="device-40ms", model=DEVICE_40MS, p95="400ms", seconds=120.0),
+        exact(
+            name="device-40ms-rest",
+            model=Emulated(base_ms=40.0, per_row_ms=2.0, jitter_ratio=0.1),
+            brisk=False,
+            p95="500ms",
+            protocol="rest",
+        ),
+        exact(name="device-400ms", model=DEVICE_400MS, clients=16, brisk=False, p95="3s", seconds=120.0),
+        capacity(name="device-400ms-capacity", model=DEVICE_400MS, brisk=False, p95="3s", seconds=120.0),
+        exact(
+            name="steps-of-8",
+            model=Emulated(steps=STEPS_OF_8),
+            clients=48,
+            p95="40ms",
+            sizes=(1, 4, 8, 9, 12, 16, 18, 24, 32, 40, 64),
+            threads=(1, 2),
+        ),
+        capacity(
+            name="slower-above-32",
+            model=Emulated(steps=SLOWER_ABOVE_32),
+            sizes=(1, 4, 8, 16, 24, 32, 40, 48, 64),
+            threads=(),
+        ),
+        exact(name="interference", model=INTERFERING),
+        capacity(name="interference-capacity-rest", model=INTERFERING, p95="30ms", protocol="rest"),
+        exact(
+            name="memory-ceiling",
+            model=Emulated(base_ms=3.0, per_row_ms=0.1, rows_max=24),
+            clients=64,
+            p95="60ms",
+            sizes=(1, 4, 8, 16, 24, 32, 64),
+            threads=(),
+        ),
+        capacity(name="batching-cannot-pay", model=Emulated(per_row_ms=3.0), p95="30ms"),
+        recorded(name="transformer", model="imdb_transformer", p95="60ms", request=TOKENS),
+        recorded(
+            name="transformer-5-rows",
+            model="imdb_transformer",
+            clients=16,
+            p95="150ms",
+            request={"rows": 5, **TOKENS},
+            sizes=(5, 10, 20, 40, 80),
+        ),
+        recorded(name="conv-net", model="conv-net", clients=16, p95="300ms"),
+        recorded(
+            name="dense-slow",
+            model="dense-slow",
+            clients=16,
+            brisk=False,
+            p95="2s",
+            sizes=(1, 2, 4, 8, 16),
+            seconds=120.0,
+        ),
+        recorded(name="two-inputs", model="two-inputs", objective="latency", rate_rps=3000, p95="20ms"),
+        recorded(name="string-input-rest", model="words", protocol="rest"),
+        recorded(name="forest-rest", model="forest", protocol="rest"),
+        recorded(
+            name="requests-of-1MB",
+            model=Emulated(base_ms=5.0, per_row_ms=1.0, floats=262_144),
+            clients=8,
+            p95="200ms",
+            request={"distinct": 4},
+            sizes=(1, 2, 4, 8),
+        ),
+        trap(
+            name="batch-fixed-at-1",
+            model="fixed-batch",
+            seconds=60.0,
+            exits=(5, 7),
+            says="invalid dimensions",
+        ),
+        trap(name="forest-zipmap", model="forest-zipmap", exits=(7,), says="seq(map", within_s=30.0),
+        trap(name="cannot-load", model="broken", exits=(7,), says="saved_model.pb", within_s=30.0),
+        trap(
+            name="slo-out-of-reach",
+            model=DEVICE_40MS,
+            objective="capacity",
+            p95="20ms",
+            seconds=60.0,
+            exits=(3,),
+        ),
+    )
+}

@@ -7,14 +7,10 @@ pass after another.
 
 from __future__ import annotations
 
-import gzip
-import json
+import contextlib
 import math
-import random
 import statistics
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +22,12 @@ from batchtune.batching.parameters import Configuration
 from batchtune.measure.slo import primary_limit
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from batchtune.target.choice import placed
 from batchtune.tune.search.contenders import Space, reference_configurations
-from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device, batcher_of, closed_traffic, run_simulation
-from tests.benchmarks.replay.record_table import TABLES, Cell, record
-from tests.benchmarks.zoo.zoo_models import Emulated
-from tests.benchmarks.zoo.zoo_target import ZooTarget
+from tests.benchmarks.emulated import Emulated
+from tests.benchmarks.replay.record_table import ZOO, recorded
+from tests.benchmarks.zoo.zoo_models import simulated_device
+from tests.benchmarks.zoo.zoo_table import ZooTarget
 from tests.twin.simulated_run import SimulatedRun, run_of, simulate_open
 
 REQUESTS = 30_000
@@ -43,9 +38,6 @@ STARTS = (0.01, 0.1, 0.3, 1.0)
 
 LIMIT_SLACK = 0.02
 """A latency so close to its limit may lie on either side: no search is blamed for it, or measured by it."""
-
-RECORDED_RUNS = 2
-UNBOUNDED = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +59,7 @@ class Truth:
         if configuration not in self.runs:
             return math.nan
         if self._excess(configuration) > LIMIT_SLACK:
-            return UNBOUNDED
+            return math.inf
         own, best = self._logs(configuration, skip=None), self._best_log()
         return max(0.0, math.expm1(own - best) if self.lower_is_better else -math.expm1(own - best))
 
@@ -130,8 +122,9 @@ def truth_of(target: ZooTarget, *, asked: Sequence[Configuration] = ()) -> Truth
         scenario = read_scenario(target.write_scenario(Path(folder), seed=1))
     if target.truth == "exact":
         return exact_truth(target, scenario, asked=asked)
-    if target.truth == "recorded" and _packed(target).exists():
-        return recorded_truth(target, scenario)
+    if target.truth == "recorded":
+        with contextlib.suppress(FileNotFoundError):
+            return recorded_truth(target, scenario)
     return None
 
 
@@ -145,7 +138,7 @@ def candidates(scenario: Scenario) -> list[Configuration]:
 def exact_truth(target: ZooTarget, scenario: Scenario, *, asked: Sequence[Configuration] = ()) -> Truth:
     """By simulation; a configuration counts once however often it is named."""
     assert isinstance(target.model, Emulated)
-    device = target.model.device(target.protocol)
+    device = simulated_device(target.model, target.protocol)
     inside = candidates(scenario)
     wanted = dict.fromkeys([*inside, *asked])
     runs = {
@@ -208,33 +201,10 @@ def simulated(
             return [(capacity_rps, 0.0 if capacity_rps > 0.0 else math.inf)]
 
 
-def record_grid(target: ZooTarget, *, seconds: float) -> str:
-    """Record cells for so long, going on where an earlier call stopped; what there is then, in words."""
-    TABLES.mkdir(exist_ok=True)
-    table = _packed(target).with_suffix("")
-    with tempfile.TemporaryDirectory() as folder:
-        scenario, _ = placed(read_scenario(target.write_scenario(Path(folder), seed=1)))
-        lines = table.read_text().splitlines() if table.exists() else []
-        done = Counter(Trial.from_dict(json.loads(line)).configuration for line in lines)
-        left: list[Cell] = []
-        for repeat in range(RECORDED_RUNS):
-            order = [*candidates(scenario), reference_configurations(scenario)["defaults"]]
-            random.Random(repeat).shuffle(order)
-            left += [(configuration, None) for configuration in order if done[configuration] <= repeat]
-        record(scenario, left, table, first=len(lines) + 1, until_s=time.monotonic() + seconds)
-        recorded = len(table.read_text().splitlines()) - len(lines)
-    if recorded < len(left):
-        return f"{target.name}: {len(left) - recorded} of its runs are left; call again"
-    _packed(target).write_bytes(gzip.compress(table.read_bytes(), mtime=0))
-    table.unlink()
-    return f"{target.name}: complete, {len(lines) + recorded} runs in {_packed(target)}"
-
-
 def recorded_truth(target: ZooTarget, scenario: Scenario) -> Truth:
     """From the table; a configuration of which a run failed misses the SLO."""
     runs: dict[Configuration, list[tuple[float, float]]] = {}
-    for line in gzip.decompress(_packed(target).read_bytes()).decode().splitlines():
-        trial = Trial.from_dict(json.loads(line))
+    for trial in recorded(f"{ZOO}{target.name}"):
         if trial.measurement is None or trial.objective is None:
             run = (0.0, math.inf)
         else:
@@ -255,7 +225,3 @@ def _highest(kept: Callable[[float], bool], most: float) -> float:
 def _p95(latency_s: NDArray[np.float64]) -> float:
     rank = math.ceil(0.95 * len(latency_s)) - 1
     return float(np.partition(latency_s, rank)[rank])
-
-
-def _packed(target: ZooTarget) -> Path:
-    return TABLES / f"zoo-{target.name}.jsonl.gz"

@@ -21,8 +21,7 @@ from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device
-from tests.benchmarks.replay.replay import NEAR, read_table
-from tests.benchmarks.replay.replay_guided import guided_choices
+from tests.benchmarks.replay.replay import NEAR, guided_choices, read_table
 from tests.tune.answer.ledgers import BATCH_8, BATCH_14, BUSY, SCENARIO, SEARCH, at_rate
 from tests.tune.tune_fakes import planted, scenario_of
 from tests.twin.simulated_fleet import simulated_server

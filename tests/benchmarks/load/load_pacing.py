@@ -18,7 +18,7 @@ from batchtune.load.calibration import null_server
 from batchtune.load.fleet import LoadFleet, LoadJob
 from batchtune.load.samples import Samples
 from batchtune.scenario.arrivals import Schedule
-from tests.benchmarks.load.load_rivals import CLIENT_CPU, SERVER_CPU, spread
+from tests.benchmarks.rivals import CLIENT_CORE, SERVER_CORE, print_host, spread
 from tests.load.load_servers import requests_for
 from tests.measure.send_lag import send_lag_ns
 
@@ -52,7 +52,7 @@ def poisson(rate_rps: int, seed: int) -> Schedule:
 def report(name: str, runs: list[Samples]) -> None:
     lags_micros = [send_lag_ns(samples) / 1e3 for samples in runs]
     quantiles = [
-        spread([float(np.quantile(lag, quantile)) for lag in lags_micros], "{:.0f}")
+        spread([float(np.quantile(lag, quantile)) for lag in lags_micros], ".0f")
         for quantile in (0.5, 0.99, 0.999)
     ]
     achieved = [float(np.mean(samples.sent_ns < RUN_S * 1e9)) for samples in runs]
@@ -60,13 +60,13 @@ def report(name: str, runs: list[Samples]) -> None:
     errors = [samples.errors() for samples in runs if samples.errors()]
     print(
         f"{name:34}{quantiles[0]:>16}{quantiles[1]:>18}{quantiles[2]:>20}"
-        f"{spread([100 * one for one in achieved], '{:.2f}'):>26}{spread(cpu, '{:.1f}'):>18}  {errors or ''}"
+        f"{spread([100 * one for one in achieved], '.2f'):>26}{spread(cpu, '.1f'):>18}  {errors or ''}"
     )
 
 
 def main() -> None:
     print(f"{'':34}{'lag p50, µs':>16}{'p99, µs':>18}{'p99.9, µs':>20}{'sent in time, %':>26}{'CPU, µs':>18}")
-    with null_server(cpus=[SERVER_CPU]) as endpoint, LoadFleet(cpus=[CLIENT_CPU]) as fleet:
+    with null_server(cpus=[SERVER_CORE]) as endpoint, LoadFleet(cpus=[CLIENT_CORE]) as fleet:
         for protocol in ("rest", "grpc"):
 
             def run(rate_rps: int, seed: int, protocol: str = protocol) -> Samples:
@@ -79,12 +79,10 @@ def main() -> None:
                 return fleet.run(job)
 
             report(f"{protocol} 2,000/s, idle", [run(2000, seed) for seed in range(ROUNDS)])
-            with busy(SERVER_CPU):
+            with busy(SERVER_CORE):
                 report(f"{protocol} 2,000/s, other core busy", [run(2000, seed) for seed in range(ROUNDS)])
             report(f"{protocol} 20,000/s, idle", [run(20_000, seed) for seed in range(ROUNDS)])
-    print(
-        f"load average at the end: {os.getloadavg()[0]:.2f} (anything above 2 here means others were running)"
-    )
+    print_host()
 
 
 if __name__ == "__main__":

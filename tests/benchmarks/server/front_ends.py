@@ -12,67 +12,62 @@ the ratio new/old of the two runs of one round, which what else runs on the mach
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
-import re
-import signal
-import socket
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import nan
 from pathlib import Path
 
-import httpx
+import grpc
 import numpy as np
-from numpy.typing import NDArray
+import psutil
 
 sys.path += [str(Path(__file__).parents[3])]
 
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
-from tests.benchmarks.server.checked_clients import GrpcChannel
+from tests.benchmarks.rivals import PREDICT_PATHS, ROOT, Run, alternate, h2load, require, served, spread, wrk
+from tests.server.server_process import ServerProcess
 
-SERVER_CORE, CLIENT_CORE = 0, 1
-PREDICT_PATHS = {"gRPC": "/tensorflow.serving.PredictionService/Predict", "REST": "/v1/models/m:predict"}
 EMULATED = """
 service_time: {{base_ms: {base_ms}, per_row_ms: {per_row_ms}}}
 inputs: {{x: {{dtype: float32, shape: [200]}}}}
 outputs: {{y: {{dtype: float32, shape: [2]}}}}
 """
+INPUTS = np.random.default_rng(1).random((1, 200), dtype=np.float32)
+BODIES = {
+    "grpc": encode_predict_request("m", "", {"x": INPUTS}),
+    "rest": json.dumps({"instances": INPUTS.tolist()}),
+}
+FIGURES = {"requests/s": ",.0f", "of limit": ".3f", "CPU µs/request": ".1f", "p50 ms": ".2f", "p99 ms": ".2f"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One load on one configuration; the limit is in requests per second, 0 for none."""
+    """One load on one configuration; the limit is in requests per second, NaN without one."""
 
     name: str
-    base_ms: float
-    per_row_ms: float
+    base_ms: float = 2.0
+    per_row_ms: float = 0.05
     max_batch_size: int
     clients: int
 
     @property
     def limit_rps(self) -> float:
         batch_ms = self.base_ms + self.per_row_ms * self.max_batch_size
-        return 1000 * self.max_batch_size / batch_ms if batch_ms else 0.0
+        return 1000 * self.max_batch_size / batch_ms if batch_ms else nan
 
 
-CASES = [
-    Case(name="echo", base_ms=0, per_row_ms=0, max_batch_size=64, clients=128),
-    Case(name="few", base_ms=0, per_row_ms=0, max_batch_size=64, clients=32),
-    Case(name="b32", base_ms=2.0, per_row_ms=0.05, max_batch_size=32, clients=128),
-    Case(name="b64", base_ms=2.0, per_row_ms=0.05, max_batch_size=64, clients=256),
-    Case(name="one", base_ms=2.0, per_row_ms=0.05, max_batch_size=32, clients=1),
-]
-
-
-HERE = Path(__file__).parents[3]
-FIGURES = {"requests/s": 2, "CPU µs/request": -4, "p50 ms": -3}  # and their places in a row
+CASES = {
+    "echo": Case(name="echo", base_ms=0, per_row_ms=0, max_batch_size=64, clients=128),
+    "few": Case(name="few", base_ms=0, per_row_ms=0, max_batch_size=64, clients=32),
+    "b32": Case(name="b32", max_batch_size=32, clients=128),
+    "b64": Case(name="b64", max_batch_size=64, clients=256),
+    "one": Case(name="one", max_batch_size=32, clients=1),
+}
 
 
 def main() -> None:
@@ -82,69 +77,42 @@ def main() -> None:
     arguments.add_argument("--beside", type=Path)
     arguments.add_argument("--rounds", type=int, default=4)
     options = arguments.parse_args()
-    cases = [case for case in CASES if options.only in {"", case.name}]
-    if options.beside is not None:
-        compare(cases, options.seconds, options.rounds, (options.beside.resolve(), HERE))
-        return
-    print(
-        f"{'case':6}{'':6}{'requests/s':>12}{'of limit':>10}{'CPU µs/request':>16}{'p50 ms':>9}{'p99 ms':>9}  failed"
-    )
-    for case in cases:
-        for row in run_case(case, options.seconds, HERE):
-            print(row, flush=True)
+    require("wrk", "h2load")
+    checkouts = {} if options.beside is None else {"old": options.beside.resolve()}
+    checkouts["new"] = ROOT
+    print(f"{'case':16}" + "".join(f"{name:>26}" for name in FIGURES) + "  failed")
+    for case in CASES.values() if not options.only else [CASES[options.only]]:
+        turns = {name: partial(run_case, case, options.seconds, path) for name, path in checkouts.items()}
+        rounds = alternate(options.rounds if options.beside else 1, turns)
+        for protocol in PREDICT_PATHS:
+            runs = {name: [one[protocol] for one in ones] for name, ones in rounds.items()}
+            rows = {name: np.array([figures(case, one) for one in ones]) for name, ones in runs.items()}
+            if "old" in rows:
+                rows["n/o"] = rows["new"] / rows["old"]
+            for name, values in rows.items():
+                failed = sum(one.failed for one in runs.get(name, []))
+                forms = FIGURES.values() if name in runs else [".3f"] * len(FIGURES)
+                shown = (f"{spread(list(one), form):>26}" for one, form in zip(values.T, forms, strict=True))
+                print(f"{case.name:6}{protocol:5}{name:5}{''.join(shown)}  {failed}", flush=True)
 
 
-def run_case(case: Case, seconds: int, checkout: Path) -> list[str]:
-    with served(case, checkout) as (ports, pid, base):
-        rows = []
-        for protocol, port in ports.items():
-            load(case, protocol, port, pid, 1, base)  # warms up
-            if protocol == "gRPC":
-                check_grpc(port)
-            rows.append(load(case, protocol, port, pid, seconds, base))
-        return rows
+def run_case(case: Case, seconds: int, checkout: Path) -> dict[str, Run]:
+    with served_case(case, checkout) as server:
+        check_grpc(server.grpc_port)
+        load(case, server, 1)  # warms up
+        return load(case, server, seconds)
 
 
-def compare(cases: list[Case], seconds: int, rounds: int, checkouts: tuple[Path, Path]) -> None:
-    """Print the medians of both checkouts, each with its range; their turns are mirrored from round to round."""
-    print(f"{'case':6}{'':6}{'':6}" + "".join(f"{name:>28}" for name in FIGURES) + "  failed")
-    for case in cases:
-        rows: dict[tuple[str, str], list[list[str]]] = {}
-        for number in range(rounds):
-            turns = list(zip(("old", "new"), checkouts, strict=True))
-            for name, checkout in turns if number % 2 == 0 else turns[::-1]:
-                for row in run_case(case, seconds, checkout):
-                    rows.setdefault((row.split()[1], name), []).append(row.split())
-        print_compared(case.name, rows)
-
-
-def print_compared(case: str, rows: dict[tuple[str, str], list[list[str]]]) -> None:
-    for protocol in PREDICT_PATHS:
-        runs = {name: rows[protocol, name] for name in ("old", "new")}
-        columns = {name: [figures(run) for run in of_checkout] for name, of_checkout in runs.items()}
-        columns["n/o"] = [
-            [after / before for before, after in zip(old, new, strict=True)]
-            for old, new in zip(columns["old"], columns["new"], strict=True)
-        ]
-        for name, rounds in columns.items():
-            shown = "".join(f"{spread(column):>28}" for column in zip(*rounds, strict=True))
-            failed = sum(int(run[-1]) for run in runs.get(name, []))
-            print(f"{case:6}{protocol:6}{name:6}{shown}  {failed}", flush=True)
-
-
-def figures(row: list[str]) -> list[float]:
-    return [float(row[place].replace(",", "")) for place in FIGURES.values()]
-
-
-def spread(values: Sequence[float]) -> str:
-    digits = 0 if values[0] >= 1000 else 2
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:,.{digits}f} [{low:,.{digits}f}-{high:,.{digits}f}]"
+def figures(case: Case, run: Run) -> Sequence[float]:
+    assert run.p50_s is not None
+    assert run.p99_s is not None
+    rate_rps = run.rate_rps
+    return rate_rps, rate_rps / case.limit_rps, run.cpu_micros, 1000 * run.p50_s, 1000 * run.p99_s
 
 
 @contextmanager
-def served(case: Case, checkout: Path = HERE) -> Iterator[tuple[dict[str, int], int, Path]]:
-    """The server of a checkout for a case: its port for each protocol, its process id, a scratch directory."""
+def served_case(case: Case, checkout: Path = ROOT) -> Iterator[ServerProcess]:
+    """The server of a checkout for a case."""
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         (base / "model" / "1").mkdir(parents=True)
@@ -154,139 +122,38 @@ def served(case: Case, checkout: Path = HERE) -> Iterator[tuple[dict[str, int], 
             f"max_batch_size {{ value: {case.max_batch_size} }} batch_timeout_micros {{ value: 0 }} "
             "max_enqueued_batches { value: 1000000 } num_batch_threads { value: 1 }"
         )
-        ports = dict(zip(PREDICT_PATHS, free_ports(2), strict=True))
-        command = [
-            "taskset",
-            "-c",
-            str(SERVER_CORE),
-            sys.executable,
-            "-m",
-            "batchtune.server",
-            "--model_name=m",
-        ]
-        command += [f"--model_base_path={base / 'model'}", "--enable_batching"]
-        command += [f"--batching_parameters_file={base / 'batching.txt'}"]
-        command += [f"--port={ports['gRPC']}", f"--rest_api_port={ports['REST']}"]
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        server = subprocess.Popen(command, env=environment, cwd=directory, stderr=subprocess.DEVNULL)
-        try:
-            wait_until_ready(ports["REST"])
-            yield ports, server.pid, base
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(20)
-
-
-def request_inputs() -> dict[str, NDArray[np.float32]]:
-    return {"x": np.random.default_rng(1).random((1, 200), dtype=np.float32)}
+        batching = ["--enable_batching", f"--batching_parameters_file={base / 'batching.txt'}"]
+        with served(base / "model", *batching, checkout=checkout) as server:
+            yield server
 
 
 def check_grpc(port: int) -> None:
-    """Raises RuntimeError unless a Predict is answered with one row of y."""
-
-    async def answer() -> tuple[int, bytes, str]:
-        channel = GrpcChannel(port)
-        try:
-            return await channel.ask(
-                "PredictionService/Predict", encode_predict_request("m", "", request_inputs())
-            )
-        finally:
-            channel.close()
-
-    status, message, text = asyncio.run(answer())
-    if status or decode_predict_response(message)["y"].shape != (1, 2):
-        raise RuntimeError(f"a Predict over gRPC was answered by status {status} {text!r}, {message!r}")
+    """Raises unless a Predict is answered with one row of y."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = channel.unary_unary(PREDICT_PATHS["grpc"])(BODIES["grpc"], timeout=30)
+    if decode_predict_response(answer)["y"].shape != (1, 2):
+        raise RuntimeError(f"a Predict over gRPC was answered by {answer!r}")
 
 
-def load(case: Case, protocol: str, port: int, pid: int, seconds: int, base: Path) -> str:
-    inputs = request_inputs()
-    url = f"http://127.0.0.1:{port}{PREDICT_PATHS[protocol]}"
-    if protocol == "gRPC":
-        command = h2load_command(case, encode_predict_request("m", "", inputs), url, seconds, base)
-    else:
-        command = wrk_command(case, json.dumps({"instances": inputs["x"].tolist()}), url, seconds, base)
-    cpu_s = process_cpu_s(pid)
-    output = subprocess.run(
-        ["taskset", "-c", str(CLIENT_CORE), *command],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=seconds + 30,
-    ).stdout
-    cpu_s = process_cpu_s(pid) - cpu_s
-    done, failed, p50, p99 = (read_h2load if protocol == "gRPC" else read_wrk)(output, base)
-    rate = done / seconds
-    share = f"{rate / case.limit_rps:.1%}" if case.limit_rps else "-"
-    cost = f"{1e6 * cpu_s / max(done, 1):.1f}"
-    return f"{case.name:6}{protocol:6}{rate:12,.0f}{share:>10}{cost:>16}{p50:9.2f}{p99:9.2f}  {failed}"
-
-
-def h2load_command(case: Case, message: bytes, url: str, seconds: int, base: Path) -> list[str]:
-    (base / "body").write_bytes(b"\0" + len(message).to_bytes(4) + message)
-    (base / "log").unlink(missing_ok=True)
+def load(case: Case, server: ServerProcess, seconds: int) -> dict[str, Run]:
+    """By protocol; the CPU is the server's."""
     connections = min(case.clients, 8)
-    command = ["h2load", "-D", str(seconds), f"-c{connections}", f"-m{case.clients // connections}"]
-    command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-    return [*command, "-d", str(base / "body"), f"--log-file={base / 'log'}", url]
-
-
-def read_h2load(output: str, base: Path) -> tuple[int, int, float, float]:
-    """Answered, failed, p50 and p99 in milliseconds."""
-    counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored", output)
-    if counts is None:
-        raise RuntimeError(output)
-    lines = (base / "log").read_text().splitlines()
-    micros = np.array([int(line.rpartition("\t")[2]) for line in lines] or [0])
-    p50, p99 = np.quantile(micros, (0.5, 0.99)) / 1000
-    return int(counts[1]), int(counts[2]) + int(counts[3]), p50, p99
-
-
-def wrk_command(case: Case, body: str, url: str, seconds: int, base: Path) -> list[str]:
-    (base / "post.lua").write_text(f"wrk.method = 'POST'\nwrk.body = '{body}'\n")
-    script = str(base / "post.lua")
-    return ["wrk", "-t1", f"-c{case.clients}", f"-d{seconds}s", "--latency", "-s", script, url]
-
-
-def read_wrk(output: str, _base: Path) -> tuple[int, int, float, float]:
-    counts = re.search(r"(\d+) requests in", output)
-    refused = re.search(r"Non-2xx or 3xx responses: (\d+)", output)
-    if counts is None:
-        raise RuntimeError(output)
-    factors = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-    p50, p99 = (
-        float(number) * factors[unit]
-        for number, unit in re.findall(r"(?:50|99)%\s+([\d.]+)(us|ms|s)", output)
-    )
-    failed = int(refused[1]) if refused else 0
-    return int(counts[1]) - failed, failed, p50, p99
+    shape = {"connections": connections, "streams": case.clients // connections, "seconds": seconds}
+    loads = {
+        "grpc": partial(h2load, server.grpc_port, BODIES["grpc"], **shape),
+        "rest": partial(wrk, server.rest_port, BODIES["rest"], clients=case.clients, seconds=seconds),
+    }
+    runs = {}
+    for protocol, run in loads.items():
+        before_s = process_cpu_s(server.pid)
+        done = run()
+        runs[protocol] = replace(done, cpu_s=process_cpu_s(server.pid) - before_s)
+    return runs
 
 
 def process_cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def wait_until_ready(port: int) -> None:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            if "AVAILABLE" in httpx.get(f"http://127.0.0.1:{port}/v1/models/m", trust_env=False).text:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
-    raise RuntimeError("the server did not become ready within 30 s")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 if __name__ == "__main__":

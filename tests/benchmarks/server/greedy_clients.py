@@ -16,28 +16,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import select
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 sys.path += [str(Path(__file__).parents[3])]
 
 from batchtune.wire.http2 import LARGEST_WINDOW, PREFACE
 from batchtune.wire.tfserving.tensors import encode_predict_request
-from tests.benchmarks.server.front_ends import CLIENT_CORE, SERVER_CORE, free_ports, wait_until_ready
+from tests.benchmarks.rivals import CLIENT_CORE, ROOT, served
+from tests.benchmarks.server.innocent import in_words, innocent_beside
 from tests.server.hostile_attacks import (
     DATA,
     PING,
@@ -47,19 +41,15 @@ from tests.server.hostile_attacks import (
     WINDOW,
     Ports,
     connect,
-    connect_grpc,
     data,
     head,
     post,
     write_models,
 )
+from tests.server.server_process import ServerProcess
 from tests.wire.wire_peers import raw_frame
 
-HERE = Path(__file__).parents[3]
-DUE_EVERY_S = 0.02
 QUIET_S = 2.0
-GIVEN_UP_S = 15.0
-"""After the greedy clients have ended, for the innocent's last answers."""
 BATCHING = (
     "max_batch_size { value: 8 } batch_timeout_micros { value: 2000 } num_batch_threads { value: 2 } "
     "max_enqueued_batches { value: 1000000 }"
@@ -121,13 +111,9 @@ def main() -> None:
     arguments.add_argument("--counts", type=int, nargs="+", default=[1, 64])
     arguments.add_argument("--seconds", type=float, default=3.0)
     arguments.add_argument("--beside", type=Path)
-    arguments.add_argument("--innocent", nargs=2, type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = arguments.parse_args()
-    if options.innocent:
-        run_innocent(Ports(*options.innocent))
-        return
     os.sched_setaffinity(0, {CLIENT_CORE})
-    checkouts = [("", HERE)] if options.beside is None else [("old", options.beside.resolve()), ("new", HERE)]
+    checkouts = [("", ROOT)] if options.beside is None else [("old", options.beside.resolve()), ("new", ROOT)]
     print(f"{'greedy client':42}p50/p99/max ms, quiet -> beside them, refused: gRPC; REST; status")
     for greedy in greedy_clients():
         for count in options.counts:
@@ -139,38 +125,19 @@ def main() -> None:
 
 def measure(greedy: Greedy, count: int, seconds: float, checkout: Path) -> str:
     """Measure one kind of greedy client on a server of its own; the figures in a line."""
-    with served(checkout) as ports:
+    with tempfile.TemporaryDirectory() as directory, serving(Path(directory), checkout) as server:
+        ports = Ports(server.grpc_port, server.rest_port)
         quiet = innocent_beside(ports, lambda: time.sleep(QUIET_S))
         moved: list[int] = []
         beside = innocent_beside(ports, lambda: moved.append(run_greedy(greedy, count, seconds, ports)))
-    waits = "; ".join(
-        f"{in_words(quiet[what])} -> {in_words(beside[what])}, {refused_in(beside[what])}" for what in quiet
-    )
-    return f"{waits}  {moved[0] / 1e6 / seconds:.1f} MB/s taken"
+    return f"{in_words(quiet, beside)}  {moved[0] / 1e6 / seconds:.1f} MB/s taken"
 
 
-@contextmanager
-def served(checkout: Path) -> Iterator[Ports]:
-    """The ports of a checkout's server."""
-    with tempfile.TemporaryDirectory() as directory:
-        base = Path(directory)
-        flags = write_models(base)
-        (base / "batching.txt").write_text(BATCHING)
-        ports = Ports(*free_ports(2))
-        command = ["taskset", "-c", str(SERVER_CORE), sys.executable, "-m", "batchtune.server", *flags]
-        command += ["--enable_batching", f"--batching_parameters_file={base / 'batching.txt'}"]
-        command += [f"--port={ports.grpc}", f"--rest_api_port={ports.rest}"]
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        server = subprocess.Popen(command, env=environment, cwd=directory, stderr=subprocess.DEVNULL)
-        try:
-            wait_until_ready(ports.rest)
-            yield ports
-        finally:
-            server.kill()
-            server.wait(20)
-
-
-# The greedy clients
+def serving(folder: Path, checkout: Path) -> contextlib.AbstractContextManager[ServerProcess]:
+    """A checkout's server on core 0."""
+    (folder / "batching.txt").write_text(BATCHING)
+    batching = ["--enable_batching", f"--batching_parameters_file={folder / 'batching.txt'}"]
+    return served(None, *write_models(folder), *batching, checkout=checkout)
 
 
 def run_greedy(greedy: Greedy, count: int, seconds: float, ports: Ports) -> int:
@@ -220,118 +187,6 @@ def ask_on(greedy: Greedy, ports: Ports, end_s: float) -> int:
                 if not left and not readable:  # it has all answers
                     break
     return taken_bytes
-
-
-# The innocent client
-
-
-def innocent_beside(ports: Ports, work: Callable[[], object]) -> dict[str, list[float]]:
-    """Ask while `work` is done; the waits in ms by what was asked, NaN for those refused or never answered."""
-    command = [sys.executable, __file__, "--innocent", str(ports.grpc), str(ports.rest)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as innocent:
-        assert innocent.stdout is not None
-        innocent.stdout.readline()  # it has its first answers
-        work()
-        said, _ = innocent.communicate("", timeout=GIVEN_UP_S + 30)
-    waits: dict[str, list[float]] = json.loads(said)
-    return waits
-
-
-def run_innocent(ports: Ports) -> None:
-    """Ask until stdin ends, then print every wait."""
-    with contextlib.suppress(PermissionError):  # the server is measured, not who else wants this core
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    ended = threading.Event()
-    waits: dict[str, list[float]] = {"gRPC": [], "REST": [], "status": []}
-    asks = {"gRPC": ask_grpc(ports), "REST": ask_rest(ports, REST_PREDICT), "status": ask_rest(ports, STATUS)}
-    for ask in asks.values():
-        next(ask)
-    threads = [threading.Thread(target=ask_when_due, args=(asks[what], waits[what], ended)) for what in asks]
-    for thread in threads:
-        thread.start()
-    print(flush=True)
-    sys.stdin.read()
-    ended.set()
-    for thread in threads:
-        thread.join()
-    print(json.dumps(waits))
-
-
-def ask_when_due(ask: Iterator[bool], waits: list[float], ended: threading.Event) -> None:
-    """Ask in a fixed rhythm until `ended`; who is late asks at once, and counts from when it was due."""
-    due_s = time.perf_counter()
-    answers = True
-    while not ended.is_set() and answers:
-        pause_s = due_s - time.perf_counter()
-        if pause_s > 0 and ended.wait(pause_s):
-            return
-        try:
-            answered_ok = next(ask)
-        except (OSError, StopIteration):
-            answers = answered_ok = False
-        waits.append(1000 * (time.perf_counter() - due_s) if answered_ok else float("nan"))
-        due_s += DUE_EVERY_S
-    while due_s < time.perf_counter():  # what was due while the last one waited
-        waits.append(1000 * (time.perf_counter() - due_s) if answers else float("nan"))
-        due_s += DUE_EVERY_S
-
-
-def ask_grpc(ports: Ports) -> Iterator[bool]:
-    """One Predict a step, after a first: whether it was answered."""
-    with connect_grpc(ports.grpc) as client:
-        client.settimeout(GIVEN_UP_S)
-        for stream_id in range(1, LARGEST_WINDOW, 2):
-            client.sendall(head(stream_id) + data(stream_id, PREDICT))
-            yield read_grpc(client)
-
-
-def read_grpc(client: socket.socket) -> bool:
-    """Read until a stream has ended; whether it had an answer."""
-    held, has_data = b"", False
-    while True:
-        chunk = client.recv(1 << 16)
-        if not chunk:
-            raise ConnectionError("the server has closed")
-        held += chunk
-        while len(held) >= 9 and len(held) >= 9 + int.from_bytes(held[:3]):
-            size, kind, flags = int.from_bytes(held[:3]), held[3], held[4]
-            held = held[9 + size :]
-            has_data |= kind == DATA
-            if kind == RST or (kind in {DATA, 1} and flags & 1):
-                return has_data
-
-
-def ask_rest(ports: Ports, request: bytes) -> Iterator[bool]:
-    """One request a step, after a first: whether it was answered."""
-    with connect(ports.rest) as client:
-        client.settimeout(GIVEN_UP_S)
-        while True:
-            client.sendall(request)
-            yield read_rest(client)
-
-
-def read_rest(client: socket.socket) -> bool:
-    """Read an answer; whether it is one."""
-    held = b""
-    while True:
-        chunk = client.recv(1 << 16)
-        if not chunk:
-            raise ConnectionError("the server has closed")
-        held += chunk
-        start, _, rest = held.partition(b"\r\n\r\n")
-        if len(rest) and len(rest) >= int(start.partition(b"content-length: ")[2].partition(b"\r\n")[0]):
-            return held.startswith(b"HTTP/1.1 200 ")
-
-
-def in_words(waits_ms: list[float]) -> str:
-    answered = [wait_ms for wait_ms in waits_ms if wait_ms == wait_ms]
-    if not answered:
-        return "no answer"
-    return f"{np.median(answered):.1f}/{np.percentile(answered, 99):.1f}/{max(answered):.0f}"
-
-
-def refused_in(waits_ms: list[float]) -> str:
-    return f"{sum(wait_ms != wait_ms for wait_ms in waits_ms)} of {len(waits_ms)}"
 
 
 if __name__ == "__main__":

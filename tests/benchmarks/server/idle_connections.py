@@ -9,15 +9,15 @@ gRPC (silent after their preface), and prints the ratio of throughputs. The bar:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import resource
 import socket
-import statistics
 import time
-from pathlib import Path
 
-from tests.benchmarks.server.front_ends import CASES, PREDICT_PATHS, load, served
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+from batchtune.wire.http2 import PREFACE, settings_frame
+from tests.benchmarks.rivals import PREDICT_PATHS, spread
+from tests.benchmarks.server.front_ends import CASES, load, served_case
+from tests.benchmarks.server.server_residue import residue_of
 
 
 def main() -> None:
@@ -28,54 +28,25 @@ def main() -> None:
     options = arguments.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    case = next(one for one in CASES if one.name == "b32")
     ratios: dict[str, list[float]] = {protocol: [] for protocol in PREDICT_PATHS}
-    with served(case) as (ports, pid, base):
-        for protocol, port in ports.items():
-            load(case, protocol, port, pid, 1, base)
+    with served_case(CASES["b32"]) as server:
+        load(CASES["b32"], server, 1)
         for number in range(options.rounds):
-            alone = {
-                name: rate(load(case, name, port, pid, options.seconds, base)) for name, port in ports.items()
-            }
-            before_mb = resident_mb(pid)
-            idle = open_idle(ports, options.connections)
-            beside = {
-                name: rate(load(case, name, port, pid, options.seconds, base)) for name, port in ports.items()
-            }
-            print(
-                f"round {number + 1}: {len(idle)} idle connections, {before_mb:.0f} -> {resident_mb(pid):.0f} MB"
-            )
-            for one in idle:
-                one.close()
-            for name in ports:
-                ratios[name].append(beside[name] / alone[name])
-                print(f"  {name}: {alone[name]:,.0f}/s alone, {beside[name]:,.0f}/s beside them")
-            time.sleep(1)
-    for name, found in ratios.items():
-        print(
-            f"{name}: throughput beside / alone {statistics.median(found):.3f} ({min(found):.3f}-{max(found):.3f})"
-        )
-
-
-def open_idle(ports: dict[str, int], count: int) -> list[socket.socket]:
-    """Sockets that are connected, taken by the server and silent."""
-    found = []
-    for number in range(count):
-        protocol = "gRPC" if number % 2 else "REST"
-        one = socket.create_connection(("127.0.0.1", ports[protocol]), timeout=30)
-        if protocol == "gRPC":
-            one.sendall(PREFACE)
-        found.append(one)
-    time.sleep(1)
-    return found
-
-
-def rate(row: str) -> float:
-    return float(row.split()[2].replace(",", ""))
-
-
-def resident_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+            alone = load(CASES["b32"], server, options.seconds)
+            before_mb = residue_of(server.pid, 0).resident_mb
+            with contextlib.ExitStack() as idle:
+                for at in range(options.connections):
+                    port = server.grpc_port if at % 2 else server.rest_port
+                    one = idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+                    one.sendall((PREFACE + settings_frame({})) * (at % 2))
+                time.sleep(1)
+                beside = load(CASES["b32"], server, options.seconds)
+                after_mb = residue_of(server.pid, 0).resident_mb
+            print(f"round {number + 1}: {options.connections} idle, {before_mb:.0f} -> {after_mb:.0f} MB")
+            for protocol, found in ratios.items():
+                found.append(beside[protocol].rate_rps / alone[protocol].rate_rps)
+    for protocol, found in ratios.items():
+        print(f"{protocol}: throughput beside / alone {spread(found, '.3f')}")
 
 
 if __name__ == "__main__":

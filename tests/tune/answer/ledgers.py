@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import read_scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
-from tests.tune.tune_fakes import asked, planted, scenario_of
+from tests.tune.tune_fakes import asked, capacity_scenario, exactly, planted, remeasured, scenario_of
 
 LABEL_14 = "max_batch_size=14 batch_timeout_micros=2000 num_batch_threads=1"
 SEARCH = {
@@ -24,7 +22,7 @@ SEARCH = {
     },
 }
 SCENARIO = scenario_of(search=SEARCH)
-CAPACITY = scenario_of(load={"arrivals": "poisson"}, objective="capacity", search=SEARCH)
+CAPACITY = capacity_scenario("50ms", search=SEARCH)
 STREAMED = read_scenario(Path(__file__).parents[3] / "scenarios" / "emulated-llm.yaml")
 BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
 BATCH_8 = {"max_batch_size": 8, "batch_timeout_micros": 1000, "num_batch_threads": 1}
@@ -48,22 +46,13 @@ def helping_ledger() -> list[Trial]:
         planted(4, batching=BATCH_8, throughput=1900, p95_s=0.010),
     ]
     for off in (1.0, 1.01, 0.99):
-        for batching, throughput, p95_s in (
-            (BATCH_14, 2230, 0.0093),
-            (None, 770, 0.024),
-            ("defaults", 1500, 0.012),
+        for batching, throughput, p95_s, server in (
+            (BATCH_14, 2230, 0.0093, BUSY),
+            (None, 770, 0.024, None),
+            ("defaults", 1500, 0.012, None),
         ):
-            server = BUSY if batching is BATCH_14 else None
-            trials.append(
-                planted(
-                    len(trials) + 1,
-                    batching=batching,
-                    throughput=throughput * off,
-                    p95_s=p95_s / off,
-                    source="confirm",
-                    server=server,
-                )
-            )
+            figures: dict[str, Any] = {"throughput": throughput * off, "p95_s": p95_s / off, "server": server}
+            trials.append(planted(len(trials) + 1, batching=batching, source="confirm", **figures))
     return trials
 
 
@@ -75,56 +64,41 @@ def at_rate(
     batching: Any = "defaults",
     source: str = "grid",
     answered: float = 1.0,
+    **measured: Any,
 ) -> Trial:
     """A run at one rate, of which it answers a share."""
-    trial = planted(number, batching=batching, throughput=answered * rate, p95_s=p95_s, source=source)
-    assert trial.measurement is not None
-    measured = replace(trial.measurement, concurrency=None, offered_rps=rate, window_s=100.0)
-    return replace(asked(trial, rate_rps=rate), rate_rps=rate, concurrency=None, measurement=measured)
+    measured = {"concurrency": None, "offered_rps": rate, "window_s": 100.0, **measured}
+    throughput = answered * rate
+    trial = planted(number, batching=batching, throughput=throughput, p95_s=p95_s, source=source, **measured)
+    return replace(asked(trial, rate_rps=rate), rate_rps=rate, concurrency=None)
 
 
 def loop(
     number: int, throughput: float, p95_s: float, *, clients: int = 4, batching: Any = "defaults"
 ) -> Trial:
     """A scout: a closed loop of some clients."""
-    trial = planted(number, batching=batching, throughput=throughput, p95_s=p95_s, source="calibration")
-    assert trial.measurement is not None
-    return replace(
-        asked(trial, concurrency=clients),
-        concurrency=clients,
-        measurement=replace(trial.measurement, concurrency=clients),
-    )
+    figures = {"throughput": throughput, "p95_s": p95_s, "concurrency": clients}
+    trial = planted(number, batching=batching, source="calibration", **figures)
+    return replace(asked(trial, concurrency=clients), concurrency=clients)
 
 
 def streamed_ledger() -> list[Trial]:
     """Three fresh runs of STREAMED hold 150/s, which the search missed at 200/s; its first tokens and gaps are within
     `ttft_p95` 80 ms and `itl_p99` 25 ms."""
     configuration = STREAMED.configuration(STREAMED.search.grid()[0])
+    runs = [(100.0, 0.040), (200.0, 0.120), (200.0, 0.125), (150.0, 0.059), (150.0, 0.060), (150.0, 0.061)]
     trials = []
-    for number, (rate, ttft_s, source) in enumerate(
-        [
-            (100.0, 0.040, "grid"),
-            (200.0, 0.120, "grid"),
-            (200.0, 0.125, "grid"),
-            (150.0, 0.059, "confirm"),
-            (150.0, 0.060, "confirm"),
-            (150.0, 0.061, "confirm"),
-        ],
-        start=1,
-    ):
-        trial = at_rate(number, rate, 1.0, source=source)
-        assert trial.measurement is not None
+    for number, (rate, ttft_s) in enumerate(runs, start=1):
+        trial = at_rate(number, rate, 1.0, source="grid" if number <= 3 else "confirm")
         own = {"ttft_p50": ttft_s / 2, "ttft_p95": ttft_s, "itl_p50": ttft_s / 20, "itl_p99": ttft_s / 5}
-        streamed = {name: Estimate(value=value, low=value, high=value) for name, value in own.items()}
-        measured = replace(trial.measurement, latency_s=trial.measurement.latency_s | streamed)
-        request = replace(trial.request, configuration=configuration)
-        trials.append(replace(trial, measurement=measured, request=request))
+        latency_s = {**trial.measurement.latency_s, **{name: exactly(value) for name, value in own.items()}}
+        trials.append(asked(remeasured(trial, latency_s=latency_s), configuration=configuration))
     return trials
 
 
 def capacity_ledger() -> list[Trial]:
     """Three fresh runs hold 2,000/s with 14 rows a batch, which the search missed at 2,250; the references hold less."""
-    runs: Sequence[tuple[float, float, Any, str]] = [
+    runs: list[tuple[float, float, Any, str]] = [
         (600.0, 0.030, None, "no_batching"),
         (700.0, 0.080, None, "no_batching"),
         (700.0, 0.090, None, "no_batching"),

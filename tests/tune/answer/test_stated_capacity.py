@@ -39,9 +39,9 @@ from batchtune.tune.evidence.bracket import UNCONFIRMED
 from batchtune.tune.trials.trial import Probe, Trial
 from batchtune.units import percentage, rounded
 from tests.tune.answer.ledgers import STREAMED, streamed_ledger
-from tests.tune.tune_fakes import asked, planted, scenario_of
+from tests.tune.tune_fakes import asked, capacity_scenario, exactly, planted, remeasured, scenario_of
 
-SCENARIO = scenario_of(objective="capacity", load={"arrivals": "poisson"}, slo={"p95": "20ms"})
+SCENARIO = capacity_scenario()
 SMALL: dict[str, Any] = {"max_batch_size": 8, "num_batch_threads": 1}
 LARGE: dict[str, Any] = {"max_batch_size": 32, "num_batch_threads": 1}
 
@@ -53,62 +53,67 @@ def at_rate(
     *,
     batching: dict[str, Any] | None = SMALL,
     source: str = "neighbour",
+    **measured: Any,
 ) -> Trial:
     """A run at this rate that answered all of it."""
-    trial = planted(number, throughput=rate_rps, p95_s=p95_ms / 1e3, batching=batching, source=source)
+    figures = {"throughput": rate_rps, "p95_s": p95_ms / 1e3, **measured}
+    trial = planted(number, batching=batching, source=source, **figures)
     return replace(asked(trial, rate_rps=rate_rps), rate_rps=rate_rps, concurrency=None)
 
 
+def fresh(rate_rps: float, p95_ms: float, *numbers: int, **measured: Any) -> list[Trial]:
+    """Confirmation runs."""
+    return [at_rate(number, rate_rps, p95_ms, source="confirm", **measured) for number in numbers]
+
+
 def loop(number: int, clients: int, answered_rps: float, p95_ms: float) -> Trial:
-    trial = planted(number, throughput=answered_rps, p95_s=p95_ms / 1e3, batching=SMALL, source="calibration")
+    figures = {"throughput": answered_rps, "p95_s": p95_ms / 1e3}
+    trial = planted(number, batching=SMALL, source="calibration", **figures)
     return replace(asked(trial, concurrency=clients), concurrency=clients)
 
 
-def stated(trials: Sequence[Trial], **slo: Any) -> Capacity | None:
-    promised = SloSpec.model_validate(slo) if slo else None
-    return capacity_of(trials[0].configuration, trials, scenario=SCENARIO, slo=promised)
+def lone(p95_ms: float) -> Trial:
+    trial = planted(1, throughput=50.0, p95_s=p95_ms / 1e3, batching=None, source="probe")
+    return asked(trial, concurrency=1)
 
 
-def known(trials: Sequence[Trial], **slo: Any) -> Capacity:
-    found = stated(trials, **slo)
-    assert found is not None
-    return found
+def known(trials: Sequence[Trial], slo: SloSpec | None = None) -> Capacity:
+    return capacity_of(trials[0].configuration, trials, scenario=SCENARIO, slo=slo)
+
+
+def round_trip(answer: Recommendation) -> dict[str, Any]:
+    """Its JSON, which is read again as it was."""
+    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+    again = Recommendation.from_dict(plain)
+    assert again == answer or repr(again) == repr(answer)  # what is not known is no number
+    return plain
 
 
 def test_fresh_runs_that_held_are_stated_with_the_lowest_rate_that_two_runs_missed() -> None:
-    missed = [at_rate(number, 1300.0, 30.0) for number in (1, 2)]
-    fresh = [at_rate(number, 1000.0, 12.0, source="confirm") for number in (3, 4, 5)]
-    found = known([*missed, *fresh])
+    found = known([at_rate(1, 1300.0, 30.0), at_rate(2, 1300.0, 30.0), *fresh(1000.0, 12.0, 3, 4, 5)])
     assert (found.held_rps, found.missed_rps, found.held, found.missed) == (1000.0, 1300.0, 3, 0)
-    assert found.confirmed
-    assert not found.by_loops
+    assert (found.confirmed, found.by_loops) == (True, False)
 
 
 def test_where_each_rate_was_missed_as_often_as_met_the_share_is_of_the_lowest_rate_missed() -> None:
-    """And an end that a run met is disputed: figures of a sweep of MLServer."""
-    fresh = [at_rate(number, rate, 90.0, source="confirm") for number, rate in ((5, 50.3), (6, 47.8))]
-    runs = [at_rate(1, 69.9, 90.0), at_rate(2, 58.0, 90.0), at_rate(3, 53.5, 18.0), at_rate(4, 58.0, 90.0)]
-    found = known([*runs, *fresh])
-    assert (found.search_rps, found.disputed_rps) == (None, 47.8)
-    assert found.missed_rps == 53.5
-    assert found.is_disputed_end
-    assert found.is_bound
+    """And an end that a run met is disputed, and runs that missed are not called none made: a sweep of MLServer."""
+    rates = [(69.9, 90.0), (58.0, 90.0), (53.5, 18.0), (58.0, 90.0)]
+    runs = [at_rate(number, rate, p95_ms) for number, (rate, p95_ms) in enumerate(rates, 1)]
+    runs += [*fresh(50.3, 90.0, 5), *fresh(47.8, 90.0, 6)]
+    found = known(runs)
+    assert (found.search_rps, found.disputed_rps, found.missed_rps) == (None, 47.8, 53.5)
+    assert (found.is_disputed_end, found.is_bound) == (True, True)
     steady = known([at_rate(1, 500.0, 5.0), at_rate(2, 800.0, 30.0), at_rate(3, 800.0, 30.0)])
     assert (steady.search_rps, steady.disputed_rps, steady.is_disputed_end) == (500.0, None, False)
-
-
-def test_no_confirmation_run_that_met_the_rate_is_not_called_none_made() -> None:
-    fresh = [at_rate(number, rate, 90.0, source="confirm") for number, rate in ((5, 50.3), (6, 47.8))]
-    runs = [at_rate(1, 69.9, 90.0), at_rate(2, 58.0, 90.0), at_rate(3, 53.5, 18.0), at_rate(4, 58.0, 90.0)]
-    text = confidence_sentence(recommend([*runs, *fresh], scenario=SCENARIO))
+    text = confidence_sentence(recommend(runs, scenario=SCENARIO))
     assert "both confirmation runs missed the SLO, at 47.8/s or more" in text
     assert "was made" not in text
 
 
 def test_the_recommendation_states_the_same_for_each_contender_and_slo() -> None:
     large = [at_rate(1, 2000.0, 12.0, batching=LARGE), at_rate(2, 2600.0, 40.0, batching=LARGE)]
-    fresh = [at_rate(number, 1800.0, 10.0, batching=LARGE, source="confirm") for number in (3, 4, 5)]
-    trials = [*large, *fresh, at_rate(6, 1000.0, 8.0), at_rate(7, 1500.0, 50.0), at_rate(8, 1500.0, 50.0)]
+    large += fresh(1800.0, 10.0, 3, 4, 5, batching=LARGE)
+    trials = [*large, at_rate(6, 1000.0, 8.0), at_rate(7, 1500.0, 50.0), at_rate(8, 1500.0, 50.0)]
     for p95 in ("9ms", "11ms", "20ms", "60ms"):
         slo = SloSpec.model_validate({"p95": p95})
         answer = recommend(trials, scenario=SCENARIO, slo=slo)
@@ -130,18 +135,15 @@ def test_what_only_missed_has_the_rate_that_it_missed_and_no_run_says_nothing() 
     found = known([at_rate(1, 500.0, 30.0), at_rate(2, 500.0, 30.0)])
     assert (found.held_rps, found.missed_rps, found.missed) == (0.0, 500.0, 2)
     assert capacity_of(at_rate(1, 1.0, 1.0).configuration, [], scenario=SCENARIO) is None
-    lone = asked(loop(1, 1, 100.0, 5.0), source="probe")
-    assert stated([lone]) is None
+    assert known([asked(loop(1, 1, 100.0, 5.0), source="probe")]) is None
 
 
 def test_closed_loops_alone_are_told_as_such_and_believed_as_far_as_no_rate_missed() -> None:
     kept = loop(1, 16, 1000.0, 15.0)
     alone = known([kept])
-    assert alone.by_loops
+    assert (alone.by_loops, alone.confirmed) == (True, False)
     assert 0.0 < alone.held_rps < 1000.0
-    assert not alone.confirmed
-    beside = known([kept, at_rate(2, 400.0, 30.0)])
-    assert beside.held_rps < 400.0
+    assert known([kept, at_rate(2, 400.0, 30.0)]).held_rps < 400.0
 
 
 def test_rates_of_an_older_search_and_of_load_tests_count() -> None:
@@ -149,10 +151,8 @@ def test_rates_of_an_older_search_and_of_load_tests_count() -> None:
         Probe(rate_rps=rate, met=p95_s <= 0.02, latency_s={"p95": p95_s}, error_ratio=0.0)
         for rate, p95_s in ((400.0, 0.01), (600.0, 0.015), (900.0, 0.09))
     )
-    assert (
-        known([replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes)]).held_rps
-        == UNCONFIRMED * 600.0
-    )
+    older = replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes)
+    assert known([older]).held_rps == UNCONFIRMED * 600.0
     tested = [at_rate(1, 400.0, 10.0, source="load"), at_rate(2, 900.0, 90.0, source="load")]
     assert known(tested).held_rps == UNCONFIRMED * 400.0
 
@@ -182,45 +182,31 @@ def test_a_looser_slo_never_gives_less(
         for number, (rate, p95_ms, kind) in enumerate(runs, 1)
     ]
     strict, loose = (
-        0.0 if (found := stated(trials, p95=f"{limit}ms")) is None else found.held_rps
+        getattr(known(trials, SloSpec.model_validate({"p95": f"{limit}ms"})), "held_rps", 0.0)
         for limit in sorted((one_ms, other_ms))
     )
     assert strict <= loose
 
 
 def test_figures_of_a_failed_measurement_state_nothing() -> None:
-    broken = at_rate(1, 500.0, 5.0)
-    assert broken.measurement is not None
-    nothing = Estimate(value=float("nan"), low=float("nan"), high=float("nan"))
-    measurement = replace(broken.measurement, throughput_rps=nothing)
-    found = known([replace(broken, measurement=measurement)])
+    found = known([at_rate(1, 500.0, 5.0, throughput_rps=exactly(float("nan")))])
     assert (found.held_rps, found.missed_rps) == (0.0, 500.0)
 
 
 def test_a_confirmation_run_that_missed_the_rate_of_those_that_held_it_is_counted() -> None:
-    trials = [
-        at_rate(1, 154.0, 10.0),
-        *(at_rate(number, 153.0, 10.0, source="confirm") for number in (2, 3)),
-        at_rate(4, 153.0, 30.0, source="confirm"),
-    ]
+    trials = [at_rate(1, 154.0, 10.0), *fresh(153.0, 10.0, 2, 3), *fresh(153.0, 30.0, 4)]
     answer = recommend(trials, scenario=SCENARIO)
     said = answer.capacity
-    assert said is not None
     assert (said.held, said.missed, said.search_rps) == (2, 1, 153.0)
     assert said.held_rps == pytest.approx(UNCONFIRMED * 153.0)
     assert [(promise.kept, promise.runs) for promise in answer.promises] == [(2, 3)]
 
 
 def test_where_every_confirmation_run_missed_a_guess_is_stated_first_with_what_was_measured() -> None:
-    trials = [
-        at_rate(1, 120.0, 10.0),
-        at_rate(2, 154.0, 10.0),
-        *(at_rate(number, 153.0, 30.0, source="confirm") for number in (3, 4, 5)),
-    ]
+    trials = [at_rate(1, 120.0, 10.0), at_rate(2, 154.0, 10.0), *fresh(153.0, 30.0, 3, 4, 5)]
     unbatched = [at_rate(number, 60.0, 30.0, batching=None) for number in (6, 7)]
     answer = recommend([*trials, *unbatched], scenario=SCENARIO)
     assert [(promise.kept, promise.runs) for promise in answer.promises] == [(0, 3)]
-    assert answer.capacity is not None
     assert (answer.capacity.held, answer.capacity.missed, answer.capacity.refuted_rps) == (0, 3, 153.0)
     (first,), others = gain_parts(answer)
     assert first == (
@@ -236,37 +222,31 @@ def test_where_every_confirmation_run_missed_a_guess_is_stated_first_with_what_w
     assert "may be less than stated, or up to" in confidence
 
 
+NINETY = [(90.0, 10.0), (110.0, 30.0), (110.0, 30.0)]
+"""Rates and p95 in ms of runs of a reference that met 90/s."""
+
+
 @pytest.mark.parametrize("gained", ["no_batching", "defaults"])
 def test_a_gain_is_the_ratio_of_the_rates_that_stand_beside_it(gained: str) -> None:
     reference: dict[str, Any] = {"batching": None} if gained == "no_batching" else {"batching": {}}
-    trials = [
-        *(at_rate(number, 488.0, 10.0, source="confirm") for number in (1, 2, 3)),
-        at_rate(4, 560.0, 30.0),
-        at_rate(5, 560.0, 30.0),
-        at_rate(6, 90.0, 10.0, source=gained, **reference),
-        at_rate(7, 110.0, 30.0, source=gained, **reference),
-        at_rate(8, 110.0, 30.0, source=gained, **reference),
-    ]
-    answer = recommend(trials, scenario=SCENARIO)
+    searched = [(560.0, 30.0, {}), (560.0, 30.0, {})]
+    searched += [(rate, p95_ms, {**reference, "source": gained}) for rate, p95_ms in NINETY]
+    trials = [at_rate(at, rate, p95_ms, **own) for at, (rate, p95_ms, own) in enumerate(searched, 4)]
+    answer = recommend([*fresh(488.0, 10.0, 1, 2, 3), *trials], scenario=SCENARIO)
     (other,) = (one for one in answer.references if gained in one.names)
-    assert answer.capacity is not None
-    assert other.capacity is not None
-    assert other.gain is not None
-    assert answer.capacity.missed_rps is not None
-    assert other.capacity.missed_rps is not None
-    assert other.gain.low == pytest.approx(answer.capacity.held_rps / other.capacity.missed_rps)
-    assert other.gain.high == pytest.approx(answer.capacity.missed_rps / other.capacity.held_rps)
+    ours, theirs = answer.capacity, other.capacity
+    assert other.gain.low == pytest.approx(ours.held_rps / theirs.missed_rps)
+    assert other.gain.high == pytest.approx(ours.missed_rps / theirs.held_rps)
 
 
 @pytest.mark.parametrize(("scouts_ms", "met"), [((), "1 of 1 run"), ((10.0, 10.0, 157.0), "3 of 4 runs")])
 def test_where_only_short_loads_ran_it_is_said_how_many_of_all_met_the_slo(
     scouts_ms: Sequence[float], met: str
 ) -> None:
-    probe = asked(planted(1, throughput=50.0, p95_s=0.01, batching=None, source="probe"), concurrency=1)
     scouts = [loop(number, 8, 100.0, p95_ms) for number, p95_ms in enumerate(scouts_ms, 2)]
     words = rf"too little was measured: only short loads ran; {met} met the SLO$"
     with pytest.raises(InconclusiveError, match=words):
-        recommend([probe, *scouts], scenario=scenario_of(slo={"p95": "20ms"}))
+        recommend([lone(10.0), *scouts], scenario=scenario_of(slo={"p95": "20ms"}))
 
 
 @pytest.mark.parametrize("scenario", [SCENARIO, scenario_of()])
@@ -274,41 +254,25 @@ def test_where_only_short_loads_ran_it_is_said_how_many_of_all_met_the_slo(
 def test_a_limit_that_one_request_alone_misses_is_met_by_no_setting(
     scenario: Scenario, loops: list[Trial]
 ) -> None:
-    probe = asked(planted(1, throughput=50.0, p95_s=0.1, batching=None, source="probe"), concurrency=1)
     with pytest.raises(NoFeasibleConfigurationError) as refused:
-        recommend([probe, *loops], scenario=scenario)
+        recommend([lone(100.0), *loops], scenario=scenario)
     limit_ms = round(1e3 * scenario.slo.limits()["p95"])
     takes = rf"one request alone takes longer \(p95 100 ms is \d × {limit_ms} ms\), at any setting$"
     assert re.search(takes, refused.value.message)
     assert "lower the load" not in (refused.value.hint or "")
 
 
-def test_a_configuration_nearer_to_the_limit_than_one_request_alone_is_named() -> None:
-    probe = asked(planted(1, throughput=50.0, p95_s=0.1, batching=None, source="probe"), concurrency=1)
-    with pytest.raises(
-        NoFeasibleConfigurationError,
-        match="; nearest: max_batch_size=8 num_batch_threads=1, p95 25 ms misses",
-    ):
-        recommend([probe, at_rate(2, 100.0, 25.0), at_rate(3, 100.0, 25.0)], scenario=SCENARIO)
-
-
-def test_that_nothing_meets_the_slo_beside_other_programs_is_told() -> None:
-    trials = [asked(planted(1, throughput=50.0, p95_s=0.1, batching=None, source="probe"), concurrency=1)]
-    trials += [at_rate(number, 100.0, 25.0) for number in (2, 3)]
-    busy = (caveat("host_busy", foreign_ratio=0.6),)
-    beside = [
-        replace(one, measurement=replace(one.measurement, caveats=busy)) for one in trials if one.measurement
-    ]
-    for asked_trials, told in ((trials, False), (beside, True)):
-        with pytest.raises(NoFeasibleConfigurationError) as refused:
-            recommend(asked_trials, scenario=SCENARIO)
-        assert ("other processes used 60 % of the CPUs" in refused.value.hint) == told
+def test_a_configuration_nearer_to_the_limit_than_one_request_alone_is_named_and_a_busy_host() -> None:
+    words = "; nearest: max_batch_size=8 num_batch_threads=1, p95 25 ms misses"
+    for notes in ((), (caveat("host_busy", foreign_ratio=0.6),)):
+        trials = [lone(100.0), *(at_rate(number, 100.0, 25.0, caveats=notes) for number in (2, 3))]
+        with pytest.raises(NoFeasibleConfigurationError, match=words) as refused:
+            recommend(trials, scenario=SCENARIO)
+        assert ("other processes used 60 % of the CPUs" in refused.value.hint) == bool(notes)
 
 
 def test_a_single_miss_that_does_not_count_is_named() -> None:
-    trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in range(1, 6)]
-    answer = recommend([*trials, at_rate(6, 140.0, 22.0)], scenario=SCENARIO)
-    assert answer.capacity is not None
+    answer = recommend([*fresh(100.0, 10.0, *range(1, 6)), at_rate(6, 140.0, 22.0)], scenario=SCENARIO)
     assert (answer.capacity.missed_rps, answer.capacity.doubtful_rps) == (None, 140.0)
     said = "no rate was missed by most runs; the lowest that a run missed is 140/s"
     assert said in figures_sentence(answer)
@@ -316,9 +280,9 @@ def test_a_single_miss_that_does_not_count_is_named() -> None:
 
 
 def test_further_runs_are_predicted_of_a_confirmed_answer_only() -> None:
-    fresh = [at_rate(number, 100.0, 9.0 + number, source="confirm") for number in range(1, 6)]
+    held = [trial for number in range(1, 6) for trial in fresh(100.0, 9.0 + number, number)]
     missed = [at_rate(number, 110.0, 30.0) for number in (6, 7)]
-    for trials, is_confirmed in ((fresh, False), ([*fresh, *missed], True)):
+    for trials, is_confirmed in ((held, False), ([*held, *missed], True)):
         answer = recommend(trials, scenario=SCENARIO)
         assert answer.established == is_confirmed
         assert answer.interval == ("prediction" if is_confirmed else "range")
@@ -328,29 +292,18 @@ def test_further_runs_are_predicted_of_a_confirmed_answer_only() -> None:
 
 
 def test_a_capacity_met_with_a_busy_client_is_called_that_or_more() -> None:
-    trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in (1, 2, 3)]
-    busy = (caveat("client_busy", cpu_ratio=0.87),)
-    near = [
-        replace(one, measurement=replace(one.measurement, caveats=busy)) for one in trials if one.measurement
-    ]
     said = "Or more: a late or busy load generator makes a server look slower, never faster."
-    assert figures_sentence(recommend(near, scenario=SCENARIO)).endswith(said)
-    assert said not in figures_sentence(recommend(trials, scenario=SCENARIO))
+    for notes in ((caveat("client_busy", cpu_ratio=0.87),), ()):
+        answer = recommend(fresh(100.0, 10.0, 1, 2, 3, caveats=notes), scenario=SCENARIO)
+        assert figures_sentence(answer).endswith(said) == bool(notes)
 
 
 def test_a_rate_that_was_confirmed_is_stated_not_a_guess_above_it() -> None:
     """A stranger's sweep: 8,940/s met in three, 9,900/s missed: 87 % of 10,400/s, met once, was stated in its place."""
-    rates = [
-        (1, 10_400.0, 6.6),
-        (2, 10_400.0, 30.0),
-        (3, 9_900.0, 30.0),
-        (4, 8_940.0, 9.1),
-        (5, 8_940.0, 5.4),
-    ]
     searched = [at_rate(number, 10_400.0, 6.0) for number in (6, 7, 8)]
-    runs = [at_rate(number, rate, p95_ms, source="confirm") for number, rate, p95_ms in rates]
+    runs = [*fresh(10_400.0, 6.6, 1), *fresh(10_400.0, 30.0, 2), *fresh(9_900.0, 30.0, 3)]
+    runs += [*fresh(8_940.0, 9.1, 4), *fresh(8_940.0, 5.4, 5)]
     answer = recommend([*searched, *runs], scenario=SCENARIO)
-    assert answer.capacity is not None
     assert answer.capacity.held_rps == 8_940.0
     assert "Capacity 8,940/s: met in 3 of 5 confirmation runs" in figures_sentence(answer)
 
@@ -358,26 +311,20 @@ def test_a_rate_that_was_confirmed_is_stated_not_a_guess_above_it() -> None:
 def test_what_is_typical_is_so_of_runs_that_met_the_slo() -> None:
     """Three overloaded confirmation runs, whose batches were full, were called typical of one that met the SLO."""
 
-    def run(number: int, rate: float, p95_ms: float, rows: float) -> Trial:
-        trial = at_rate(number, rate, p95_ms, source="confirm")
-        assert trial.measurement is not None
-        server = ServerActivity(duration_s=1.0, batches=100, rows=round(100 * rows), mean_batch_rows=rows)
-        return replace(trial, measurement=replace(trial.measurement, server=server))
+    def server(rows: int) -> ServerActivity:
+        return ServerActivity(duration_s=1.0, batches=100, rows=100 * rows, mean_batch_rows=rows)
 
-    runs = [run(1, 100.0, 10.0, 2.0), *(run(number, 100.0, 30.0, 4.0) for number in (2, 3, 4))]
+    runs = [*fresh(100.0, 10.0, 1, server=server(2)), *fresh(100.0, 30.0, 2, 3, 4, server=server(4))]
     answer = recommend([at_rate(5, 120.0, 10.0), *runs], scenario=SCENARIO)
     assert "batches contain 2" in why_sentence(answer)
 
 
 def test_confirmation_runs_at_higher_rates_are_counted_with_what_they_missed() -> None:
     """Of five, two missed a higher rate: one its latency limit, the other only for want of answers."""
-    trials = [at_rate(number, 100.0, 10.0, source="confirm") for number in (1, 2, 3)]
-    trials += [at_rate(4, 110.0, 25.0, source="confirm"), at_rate(5, 110.0, 12.0, source="confirm")]
-    assert trials[4].measurement is not None
-    slow = replace(trials[4].measurement, throughput_rps=Estimate(value=60.0, low=60.0, high=60.0))
-    answer = recommend([*trials[:4], replace(trials[4], measurement=slow)], scenario=SCENARIO)
+    trials = [*fresh(100.0, 10.0, 1, 2, 3), *fresh(110.0, 25.0, 4)]
+    trials += fresh(110.0, 12.0, 5, throughput_rps=exactly(60.0))
+    answer = recommend(trials, scenario=SCENARIO)
     said, (promise,) = answer.capacity, answer.promises
-    assert said is not None
     assert (said.held, said.missed, said.missed_higher, said.fell_behind) == (3, 0, 2, 1)
     assert figures_sentence(answer) == (
         "Capacity 100/s: met in 3 of 5 confirmation runs at this rate or more (p95 10.0 ms); in 1 confirmation run "
@@ -395,20 +342,20 @@ def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> Non
     slo = STREAMED.slo.model_copy(update={"goodput": 0.9})
     scenario = STREAMED.model_copy(update={"slo": slo})
     misses = Estimate(value=0.02, low=0.01, high=0.03)
-    trials = []
-    for trial in streamed_ledger():
-        assert trial.measurement is not None
-        latency_s = {**trial.measurement.latency_s, "goodput": misses}
-        trials.append(replace(trial, measurement=replace(trial.measurement, latency_s=latency_s)))
-    answer = recommend(trials, scenario=scenario)
-    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+    answer = recommend(
+        [
+            remeasured(trial, latency_s={**trial.measurement.latency_s, "goodput": misses})
+            for trial in streamed_ledger()
+        ],
+        scenario=scenario,
+    )
+    plain = round_trip(answer)
     (promise,) = (one for one in plain["promises"] if one["name"] == "goodput")
     assert plain["slo"]["goodput_ratio"] == promise["limit_ratio"] == 0.9
     assert "goodput" not in plain["slo"]
     assert plain["goodput_ratio"]["value"] == promise["value_ratio"] == promise["worst_ratio"] == 0.98
     assert "goodput" not in plain["latency_s"]
     assert not any(name.endswith("_s") for name in promise)
-    assert Recommendation.from_dict(plain) == answer
     said = "goodput ≥ 90 %: met in 3 of 3 confirmation runs (worst 98 %; 2 % of the requests missed a limit, 10 % may)."
     assert promise_sentence(answer.promises[-1], answer) == said
     older = {**plain["slo"], "goodput": 0.1}
@@ -417,23 +364,16 @@ def test_json_of_an_answer_gives_goodput_as_the_share_within_all_limits() -> Non
 
 
 def test_where_the_client_made_every_miss_nothing_is_said_of_the_server() -> None:
-    def by_client(trial: Trial) -> Trial:
-        assert trial.measurement is not None
-        return replace(trial, measurement=replace(trial.measurement, verdict="INVALID"))
-
-    missed = [at_rate(number, 1000.0 / number, 30.0) for number in (1, 2)]
+    by_client, other = (at_rate(1, 1000.0, 30.0, verdict="INVALID"), at_rate(2, 500.0, 30.0))
     with pytest.raises(MeasurementInvalidError, match="the client was the limit in every run that missed"):
-        recommend(list(map(by_client, missed)), scenario=SCENARIO)
+        recommend([by_client, remeasured(other, verdict="INVALID")], scenario=SCENARIO)
     with pytest.raises(BatchtuneError, match="no configuration of 1 measured meets"):
-        recommend([by_client(missed[0]), missed[1]], scenario=SCENARIO)
+        recommend([by_client, other], scenario=SCENARIO)
 
 
 def test_json_of_a_capacity_that_no_run_missed_has_no_upper_end() -> None:
-    trials = [at_rate(number, 1000.0, 12.0, source="confirm") for number in (1, 2, 3)]
-    answer = recommend(trials, scenario=SCENARIO)
-    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+    plain = round_trip(recommend(fresh(1000.0, 12.0, 1, 2, 3), scenario=SCENARIO))
     assert plain["capacity_rps"]["high"] is None
-    assert repr(Recommendation.from_dict(plain)) == repr(answer)
 
 
 @pytest.mark.parametrize(
@@ -442,49 +382,34 @@ def test_json_of_a_capacity_that_no_run_missed_has_no_upper_end() -> None:
 def test_where_the_server_fails_its_requests_no_other_slo_is_advised(kind: str, advice: str) -> None:
     trials = []
     for number, rate_rps in enumerate((1000.0, 500.0, 250.0), start=1):
-        trial = at_rate(number, rate_rps, 30.0, batching={**SMALL, "max_batch_size": 2**number})
-        assert trial.measurement is not None
-        failing = replace(trial.measurement, error_ratio=0.9, errors={kind: 900})
-        trials.append(replace(trial, measurement=failing, error_texts={kind: "HTTP 500: CUDA error"}))
+        failing: dict[str, Any] = {"error_ratio": 0.9, "errors": {kind: 900}}
+        trial = at_rate(number, rate_rps, 30.0, batching={**SMALL, "max_batch_size": 2**number}, **failing)
+        trials.append(replace(trial, error_texts={kind: "HTTP 500: CUDA error"}))
     with pytest.raises(BatchtuneError) as raised:
         recommend(trials, scenario=SCENARIO)
     assert advice in raised.value.hint
 
 
 def test_errors_nearest_to_their_limit_are_the_promise_and_the_bottleneck() -> None:
-    def failing(trial: Trial, ratio: float) -> Trial:
-        assert trial.measurement is not None
-        errors = {"server_error": round(1000 * ratio)}
-        return replace(trial, measurement=replace(trial.measurement, error_ratio=ratio, errors=errors))
+    def failing(ratio: float) -> dict[str, Any]:
+        return {"error_ratio": ratio, "errors": {"server_error": round(1000 * ratio)}}
 
-    held = [failing(at_rate(number, 100.0, 7.0, source="confirm"), 0.0072) for number in range(1, 6)]
-    missed = [failing(at_rate(number, 110.0 + number, 7.0), 0.03) for number in range(6, 9)]
+    held = fresh(100.0, 7.0, *range(1, 6), **failing(0.0072))
+    missed = [at_rate(number, 110.0 + number, 7.0, **failing(0.03)) for number in range(6, 9)]
     answer = recommend([*held, *missed], scenario=SCENARIO)
     assert promise_sentence(answer.promises[-1], answer).startswith("errors ≤ 1 %: met in 5 of 5")
     assert "worst 0.72 %, 28 % to spare" in promise_sentence(answer.promises[-1], answer)
-    assert answer.bottleneck is not None
     assert bottleneck_sentence(answer.bottleneck).startswith(
         "the requests that fail; above 100 requests/s the server refuses requests: 3 % or more of them failed"
     )
-    plain = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
-    assert plain["promises"][-1]["limit_ratio"] == 0.01
-    assert Recommendation.from_dict(plain) == answer
+    assert round_trip(answer)["promises"][-1]["limit_ratio"] == 0.01
     late = [at_rate(number, 110.0 + number, 90.0) for number in range(6, 9)]
-    by_latency = recommend([*held, *late], scenario=SCENARIO).bottleneck
-    assert by_latency is not None
-    assert by_latency.kind != "errors"
+    assert recommend([*held, *late], scenario=SCENARIO).bottleneck.kind != "errors"
 
 
 def test_misses_at_higher_rates_are_not_told_twice_where_they_are_among_the_runs() -> None:
-    trials = [
-        at_rate(1, 100.0, 10.0),
-        at_rate(2, 110.0, 10.0),
-        at_rate(3, 105.0, 30.0, source="confirm"),
-        at_rate(4, 95.0, 30.0, source="confirm"),
-        at_rate(5, 50.0, 10.0, source="confirm"),
-    ]
-    answer = recommend(trials, scenario=SCENARIO)
-    assert answer.capacity is not None
+    trials = [at_rate(1, 100.0, 10.0), at_rate(2, 110.0, 10.0), *fresh(105.0, 30.0, 3)]
+    answer = recommend([*trials, *fresh(95.0, 30.0, 4), *fresh(50.0, 10.0, 5)], scenario=SCENARIO)
     assert (answer.capacity.refuted_rps, answer.capacity.missed_higher) == (None, 2)
     (promise,) = answer.promises
     assert "higher rate" not in promise_sentence(promise, answer)

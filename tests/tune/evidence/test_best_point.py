@@ -12,9 +12,9 @@ from batchtune.report.load_points import points_dict
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.evidence.best_point import best_point
-from batchtune.tune.trials.trial import FinishedTrial
+from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.report.test_load_points import BUSY, STEAL, point, said
-from tests.tune.tune_fakes import scenario_of
+from tests.tune.tune_fakes import remeasured, scenario_of
 
 
 def chosen(points) -> tuple[int | None, str]:
@@ -29,15 +29,13 @@ def test_the_most_throughput_within_the_slo_is_best() -> None:
 
 
 def test_of_points_that_cannot_be_told_apart_the_least_load_is_best() -> None:
-    twin = replace(point(8), measurement=replace(point(8).measurement, concurrency=64), concurrency=64)
-    clients, why = chosen([point(4), point(8), twin])
-    assert clients == 8
-    equal = replace(
-        twin, measurement=replace(twin.measurement, throughput_rps=point(9).measurement.throughput_rps)
-    )
-    assert chosen([point(8), equal])[0] == 64
-    slower = replace(twin, measurement=replace(twin.measurement, concurrency=2), concurrency=2)
-    clients, why = chosen([point(8), slower])
+    def beside(clients: int, **figures) -> Trial:
+        return replace(remeasured(point(8), concurrency=clients, **figures), concurrency=clients)
+
+    assert chosen([point(4), point(8), beside(64)])[0] == 8
+    nine = point(9).measurement.throughput_rps
+    assert chosen([point(8), beside(64, throughput_rps=nine)])[0] == 64
+    clients, why = chosen([point(8), beside(2)])
     assert clients == 2
     assert "no measurable difference from the highest, 800 requests/s at 8" in why
 

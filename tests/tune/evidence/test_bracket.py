@@ -29,107 +29,90 @@ from batchtune.tune.evidence.bracket import (
     next_rate,
     runs_of,
 )
-from batchtune.tune.trials.trial import Probe
-from tests.tune.tune_fakes import asked, planted, scenario_of
-
-CAPACITY = {"objective": "capacity", "load": {"arrivals": "poisson"}, "slo": {"p95": "20ms"}}
-
-
-def run(
-    rate: float | None,
-    *,
-    held: bool,
-    far: bool = False,
-    fresh: bool = False,
-    clients: int | None = None,
-    answered: float | None = None,
-    full: bool = False,
-) -> BracketRun:
-    return BracketRun(
-        trial=1,
-        rate_rps=rate,
-        clients=clients,
-        answered_rps=answered if answered is not None else (rate or 0.0),
-        latency_s={"p95": 0.01 if held else 0.05},
-        error_ratio=0.0,
-        held=held,
-        far=far,
-        fresh=fresh,
-        full=full,
-    )
+from batchtune.tune.trials.trial import Probe, Trial
+from tests.tune.tune_fakes import asked, capacity_scenario, planted, remeasured
+from tests.tune.tune_fakes import bracket_run as run
 
 
 def bracket(*runs: BracketRun) -> Bracket:
     return Bracket(tuple(runs))
 
 
+def runs(rate: float, count: int, *, held: bool, **changes: Any) -> list[BracketRun]:
+    return [run(rate, held=held, **changes)] * count
+
+
+def loop(answered_rps: float, **changes: Any) -> BracketRun:
+    return run(None, held=True, answered_rps=answered_rps, **changes)
+
+
+UP, DOWN = {"held": True}, {"held": False}
+FRESH_100 = runs(100, FRESH, fresh=True, **UP)
+
+
 @pytest.mark.parametrize(
-    ("runs", "held", "missed"),
+    ("given_runs", "held", "missed"),
     [
-        ((), 0.0, math.inf),
-        ((run(100, held=True),), 100.0, math.inf),
-        ((run(100, held=True), run(200, held=False)), 100.0, math.inf),
-        ((run(100, held=True), run(200, held=False), run(200, held=False)), 100.0, 200.0),
-        ((run(100, held=True), run(200, held=False, far=True)), 100.0, 200.0),
-        # a stall below four rates that held costs one of them at most
-        (
-            (run(1000, held=False), *(run(rate, held=True) for rate in (1100, 1200, 1300, 1400))),
-            1300.0,
-            math.inf,
-        ),
-        # one held, one missed at the same rate: neither won; a little below it is believed
-        ((run(100, held=True), run(100, held=False)), BACK * 100.0, math.inf),
-        # votes: held twice above what was missed once
-        ((run(100, held=False), run(110, held=True), run(120, held=True)), 110.0, math.inf),
+        ([], 0.0, math.inf),
+        ([run(100, **UP)], 100.0, math.inf),
+        ([run(100, **UP), run(200, **DOWN)], 100.0, math.inf),
+        ([run(100, **UP), *runs(200, 2, **DOWN)], 100.0, 200.0),
+        ([run(100, **UP), run(200, far=True, **DOWN)], 100.0, 200.0),
+        ([run(1000, **DOWN), *(run(rate, **UP) for rate in (1100, 1200, 1300, 1400))], 1300.0, math.inf),
+        ([run(100, **UP), run(100, **DOWN)], BACK * 100.0, math.inf),
+        ([run(100, **UP), run(math.nextafter(100.0, math.inf), **DOWN)], BACK * 100.0, math.inf),
+        ([run(100, **DOWN), run(110, **UP), run(120, **UP)], 110.0, math.inf),
+        ([loop(500.0, clients=64, full=True)], 0.0, SATURATED * 500.0),
+        ([loop(500.0, clients=64)], 0.0, math.inf),
+    ],
+    ids=[
+        "no runs",
+        "held",
+        "missed once",
+        "missed twice",
+        "missed by far",
+        "a stall below four rates that held costs one of them at most",
+        "held and missed once: a little below is believed",
+        "rates that differ by rounding are one: a sum of shares of several models",
+        "held twice above what was missed once",
+        "a loop that fills every batch is an upper end",
+        "one that does not is none",
     ],
 )
 def test_a_rate_is_held_by_more_runs_than_missed_it(
-    runs: tuple[BracketRun, ...], held: float, missed: float
+    given_runs: list[BracketRun], held: float, missed: float
 ) -> None:
-    assert bracket(*runs).held_rps == pytest.approx(held)
-    assert bracket(*runs).missed_rps == pytest.approx(missed)
+    found = bracket(*given_runs)
+    assert (found.held_rps, found.missed_rps) == (pytest.approx(held), pytest.approx(missed))
 
 
-def test_a_rate_that_a_third_of_many_runs_miss_is_missed() -> None:
+@pytest.mark.parametrize(("held", "missed", "end"), [(6, 2, math.inf), (6, 3, 114.0), (7, 3, math.inf)])
+def test_a_rate_that_a_third_of_many_runs_miss_is_missed(held: int, missed: int, end: float) -> None:
     """Else the search repeats a rate at which the p95 is just the limit to the end of its budget."""
-    runs = [run(100, held=True, fresh=True)] * 3 + [run(114, held=True)] * 6
-    assert bracket(*runs, run(114, held=False), run(114, held=False)).missed_above(100.0) == math.inf
-    assert bracket(*runs, *[run(114, held=False)] * 3).missed_above(100.0) == 114.0
-    assert bracket(*runs, run(114, held=True), *[run(114, held=False)] * 3).missed_above(100.0) == math.inf
-
-
-def test_rates_that_differ_by_rounding_are_one_rate() -> None:
-    """With several models a rate is the sum of its shares, which may be the number beside it."""
-    beside = math.nextafter(100.0, math.inf)
-    assert bracket(run(100.0, held=True), run(beside, held=False)).held_rps == pytest.approx(BACK * 100.0)
-
-
-def test_a_loop_that_fills_every_batch_is_an_upper_end() -> None:
-    full = run(None, held=True, clients=64, answered=500.0, full=True)
-    assert bracket(full).missed_rps == pytest.approx(SATURATED * 500.0)
-    assert bracket(replace(full, full=False)).missed_rps == math.inf
+    found = [*FRESH_100, *runs(114, held, **UP), *runs(114, missed, **DOWN)]
+    assert bracket(*found).missed_above(100.0) == end
 
 
 def test_a_closed_loop_within_the_limit_counts_whoever_asked_for_it() -> None:
-    assert bracket(run(None, held=True, clients=8, answered=300.0)).loop_rps == 300.0
+    assert bracket(loop(300.0, clients=8)).loop_rps == 300.0
 
 
-def test_fresh_runs_confirm_only_three_and_three_times_as_many_as_miss() -> None:
-    fresh = [run(100, held=True, fresh=True) for _ in range(FRESH)]
-    assert bracket(*fresh[:2]).confirmed_rps == 0.0
-    assert bracket(*fresh).confirmed_rps == 100.0
-    missed = [run(100, held=False, fresh=True)] * 2
-    assert bracket(*fresh, *missed).confirmed_rps == 0.0
-    assert bracket(*fresh, *fresh, *missed).confirmed_rps == 100.0
+@pytest.mark.parametrize(
+    ("held", "missed", "confirmed"), [(2, 0, 0.0), (3, 0, 100.0), (3, 2, 0.0), (6, 2, 100.0)]
+)
+def test_fresh_runs_confirm_only_three_and_three_times_as_many_as_miss(
+    held: int, missed: int, confirmed: float
+) -> None:
+    fresh = [*runs(100, held, fresh=True, **UP), *runs(100, missed, fresh=True, **DOWN)]
+    assert bracket(*fresh).confirmed_rps == confirmed
 
 
 def test_a_lucky_run_above_takes_nothing_from_what_is_confirmed() -> None:
-    confirmed = [run(421, held=True, fresh=True)] * FRESH
-    assert bracket(*confirmed, run(479, held=True)).stated_rps == 421.0
+    assert bracket(*FRESH_100, run(114, **UP)).stated_rps == 100.0
 
 
 def test_what_only_the_search_held_is_stated_as_less() -> None:
-    assert bracket(run(100, held=True)).stated_rps == pytest.approx(UNCONFIRMED * 100.0)
+    assert bracket(run(100, **UP)).stated_rps == pytest.approx(UNCONFIRMED * 100.0)
 
 
 def test_of_streams_the_next_rate_does_not_wait_for_latencies_to_rise() -> None:
@@ -142,8 +125,7 @@ def test_of_streams_the_next_rate_does_not_wait_for_latencies_to_rise() -> None:
 
 
 RUNS = st.lists(
-    st.builds(
-        lambda rate, latency, answered, fresh: (rate, latency, answered, fresh),
+    st.tuples(
         st.sampled_from([100.0, 150.0, 200.0, 300.0, 450.0]),
         st.floats(min_value=0.001, max_value=0.1),
         st.sampled_from([0.5, 0.85, 1.0]),
@@ -151,25 +133,16 @@ RUNS = st.lists(
     ),
     max_size=12,
 )
+"""Rate, latency in seconds, share of the rate that was answered, whether it is a confirmation run."""
 
 
 def judged(given_runs: list[tuple[float, float, float, bool]], limit_s: float) -> Bracket:
-    return Bracket(
-        tuple(
-            BracketRun(
-                trial=at,
-                rate_rps=rate,
-                clients=None,
-                answered_rps=share * rate,
-                latency_s={"p95": latency},
-                error_ratio=0.0,
-                held=latency <= limit_s and share > 0.97,
-                far=not (latency <= limit_s and share > 0.97) and share < 0.8,
-                fresh=fresh,
-            )
-            for at, (rate, latency, share, fresh) in enumerate(given_runs)
-        )
-    )
+    found = []
+    for rate, latency_s, share, fresh in given_runs:
+        held = latency_s <= limit_s and share > 0.97
+        figures = {"answered_rps": share * rate, "latency_s": {"p95": latency_s}}
+        found.append(run(rate, held=held, far=not held and share < 0.8, fresh=fresh, **figures))
+    return bracket(*found)
 
 
 @given(RUNS, st.floats(min_value=0.001, max_value=0.1), st.floats(min_value=1.0, max_value=10.0))
@@ -197,69 +170,52 @@ def test_ends_are_in_order_and_nothing_is_stated_that_no_run_held(
     assert found.confirmed_rps in {*held, 0.0}
 
 
+def judged_trial(trial: Trial, p95: str = "20ms") -> list[BracketRun]:
+    return runs_of([trial], SloSpec.model_validate({"p95": p95}), capacity_scenario())
+
+
 def test_a_run_of_an_older_search_counts_each_of_its_rates() -> None:
-    scenario = scenario_of(**CAPACITY)
     probes = tuple(
         Probe(rate_rps=rate, met=latency <= 0.02, latency_s={"p95": latency}, error_ratio=0.0)
         for rate, latency in ((100.0, 0.01), (200.0, 0.015), (400.0, 0.09))
     )
-    trial = replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes)
-    runs = runs_of([trial], scenario.slo, scenario)
-    assert [(one.rate_rps, one.held) for one in runs] == [(100.0, True), (200.0, True), (400.0, False)]
+    found = judged_trial(replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes))
+    assert [(one.rate_rps, one.held) for one in found] == [(100.0, True), (200.0, True), (400.0, False)]
 
 
 def test_a_loop_too_short_for_each_client_to_be_answered_is_no_upper_end() -> None:
     # 125 clients of a language model, 3 s: 51 answers, 17/s; it held 45/s
-    scenario = scenario_of(**CAPACITY)
     trial = asked(planted(1, throughput=17.0, p95_s=0.01, batching={"max_batch_size": 16}), concurrency=125)
-    measured = trial.measurement
-    assert measured is not None
-    (long,) = runs_of([trial], scenario.slo, scenario)
-    (short,) = runs_of([replace(trial, measurement=replace(measured, requests=51))], scenario.slo, scenario)
-    assert (long.full, short.full) == (True, False)
-    assert bracket(short).missed_rps == math.inf
+    (long,), (short,) = judged_trial(trial), judged_trial(remeasured(trial, requests=51))
+    assert (long.full, short.full, bracket(short).missed_rps) == (True, False, math.inf)
 
 
 def test_a_trial_that_failed_is_a_miss_by_far() -> None:
-    scenario = scenario_of(**CAPACITY)
-    trial = planted(1, throughput=90.0, p95_s=0.01)
-    failed = replace(asked(trial, rate_rps=100.0), state="failed", measurement=None)
-    (only,) = runs_of([failed], scenario.slo, scenario)
-    assert only.far
-    assert not only.held
-    assert only.rate_rps == 100.0
+    (only,) = judged_trial(asked(planted(1, failure="it died"), rate_rps=100.0))
+    assert (only.far, only.held, only.rate_rps) == (True, False, 100.0)
 
 
 def test_a_stricter_slo_is_judged_by_the_same_runs() -> None:
-    scenario = scenario_of(**CAPACITY)
-    trial = planted(1, throughput=100.0, p95_s=0.01)
-    trial = replace(asked(trial, rate_rps=100.0), concurrency=None)
-    strict = SloSpec.model_validate({"p95": "5ms"})
-    (loose_run,), (strict_run,) = (runs_of([trial], slo, scenario) for slo in (scenario.slo, strict))
-    assert loose_run.held
-    assert not strict_run.held
+    trial = asked(planted(1, throughput=100.0, p95_s=0.01), rate_rps=100.0)
+    assert [judged_trial(trial, p95)[0].held for p95 in ("20ms", "5ms")] == [True, False]
 
 
-def test_runs_that_contradict_each_other_widen_what_is_stated() -> None:
-    fresh = [run(100, held=True, fresh=True) for _ in range(3)]
-    steady = bracket(*fresh, run(110, held=False), run(110, held=False))
-    contradicting = bracket(*fresh, run(110, held=False), run(110, held=False), run(130, held=True))
-    assert not steady.is_unsteady
-    assert steady.stated_missed_rps == pytest.approx(WIDTH * 100)
-    assert contradicting.is_unsteady
-    assert contradicting.stated_missed_rps >= UNSTEADY * 100
-
-
-def test_on_a_disturbed_host_one_run_that_missed_a_held_rate_widens_what_is_stated() -> None:
-    fresh = [run(100, held=True, fresh=True) for _ in range(3)]
-    missed = run(109, held=False)
-    quiet = bracket(*fresh, missed, run(110, held=True), run(110, held=True))
-    disturbed = bracket(*fresh, replace(missed, disturbed=True), run(110, held=True), run(110, held=True))
-    never_held = bracket(*fresh, replace(missed, disturbed=True))
-    assert not quiet.is_unsteady
-    assert disturbed.is_unsteady
-    assert disturbed.stated_missed_rps >= UNSTEADY * 100
-    assert not never_held.is_unsteady
+@pytest.mark.parametrize(
+    ("further", "disturbed", "is_unsteady", "missed"),
+    [
+        (runs(110, 2, **DOWN), False, False, WIDTH * 100),
+        ([*runs(110, 2, **DOWN), run(130, **UP)], False, True, UNSTEADY * 100),
+        ([run(109, **DOWN), *runs(110, 2, **UP)], False, False, math.inf),
+        ([run(109, **DOWN), *runs(110, 2, **UP)], True, True, math.inf),
+        ([run(109, **DOWN)], True, False, math.inf),
+    ],
+    ids=["steady", "contradicting", "one below what held", "the same on a disturbed host", "never held"],
+)
+def test_runs_that_contradict_each_other_widen_what_is_stated_one_is_enough_on_a_disturbed_host(
+    further: list[BracketRun], disturbed: bool, is_unsteady: bool, missed: float
+) -> None:
+    found = bracket(*FRESH_100, *(replace(one, disturbed=disturbed and not one.held) for one in further))
+    assert (found.is_unsteady, found.stated_missed_rps) == (is_unsteady, pytest.approx(missed))
 
 
 def streamed(rate: float, ttft_s: float) -> BracketRun:
@@ -289,14 +245,11 @@ def test_latencies_that_rise_slowly_cross_their_limit_between_what_held_and_what
 def test_a_miss_that_the_client_made_teaches_nothing_until_it_recurs(
     verdict: Any, codes: tuple[str, ...], counts: bool
 ) -> None:
-    scenario = scenario_of(**CAPACITY)
 
     def told(p95_s: float, **ask: Any) -> BracketRun:
-        trial = asked(planted(1, throughput=100, p95_s=p95_s, batching={"max_batch_size": 4}), **ask)
-        assert trial.measurement is not None
-        measured = replace(trial.measurement, verdict=verdict, caveats=tuple(map(caveat, codes)))
-        (run,) = runs_of([replace(trial, measurement=measured)], scenario.slo, scenario)
-        return run
+        notes: dict[str, Any] = {"verdict": verdict, "caveats": tuple(map(caveat, codes))}
+        trial = planted(1, throughput=100, p95_s=p95_s, batching={"max_batch_size": 4}, **notes)
+        return judged_trial(asked(trial, **ask))[0]
 
     miss, lower = told(0.03, rate_rps=100.0), told(0.03, rate_rps=80.0)
     assert bracket(miss).missed_once(0.0) == (100.0 if counts else math.inf)
@@ -309,16 +262,12 @@ def test_a_miss_that_the_client_made_teaches_nothing_until_it_recurs(
 
 def test_a_batch_that_ends_just_after_a_short_run_is_no_backlog() -> None:
     """Batches of 0.9 s in a window of 5 s: a sixth of the answers comes after it, however idle the server is."""
-    scenario = scenario_of(**{**CAPACITY, "slo": {"p95": "2s"}})
 
     def judged(execution_s: float, answered: float) -> BracketRun:
-        server = ServerActivity(
-            duration_s=5.0, batches_by_rows={110: 6}, execution_s_by_rows={110: execution_s}
-        )
-        trial = asked(planted(1, throughput=answered, p95_s=1.4, server=server), rate_rps=132.0)
-        assert trial.measurement is not None
-        trial = replace(trial, measurement=replace(trial.measurement, window_s=5.0))
-        return runs_of([trial], scenario.slo, scenario)[0]
+        times = {"batches_by_rows": {110: 6}, "execution_s_by_rows": {110: execution_s}}
+        measured = {"server": ServerActivity(duration_s=5.0, **times), "window_s": 5.0}
+        trial = planted(1, throughput=answered, p95_s=1.4, **measured)
+        return judged_trial(asked(trial, rate_rps=132.0), "2s")[0]
 
     assert judged(0.9, 111.0).held
     assert judged(0.01, 111.0).fell_behind  # batches are short: what is missing waits
@@ -329,19 +278,15 @@ def test_confirmation_runs_that_missed_a_higher_rate_are_counted_apart() -> None
     """As a sweep made them: of four at the stated rate or more two missed, each above the lowest that held."""
     measured = [(1_850.0, True), (1_850.0, False), (1_760.0, False), (1_590.0, True)]
     stated = stated_capacity(bracket(*(run(rate, held=held, fresh=True) for rate, held in measured)), {})
-    assert stated is not None
-    assert (stated.held, stated.missed, stated.missed_higher) == (2, 0, 2)
-    assert stated.fell_behind == 0
+    assert (stated.held, stated.missed, stated.missed_higher, stated.fell_behind) == (2, 0, 2, 0)
 
 
 def test_confirmation_runs_refute_a_rate_only_where_none_of_them_held_any() -> None:
-    searched = (run(1_000.0, held=True), run(1_100.0, held=True))
-    missed = [run(rate, held=False, fresh=True) for rate in (1_050.0, 950.0)]
-    stated = stated_capacity(bracket(*searched, *missed), {})
-    assert stated is not None
+    missed = [run(rate, fresh=True, **DOWN) for rate in (1_050.0, 950.0)]
+    found = bracket(run(1_000.0, **UP), run(1_100.0, **UP), *missed)
+    stated = stated_capacity(found, {})
     assert (stated.refuted_rps, stated.held, stated.missed, stated.missed_higher) == (950.0, 0, 2, 0)
     assert (stated.least_met_rps, stated.most_met_rps) == (1_000.0, 1_100.0)
     assert stated.held_rps < 950.0
-    once = stated_capacity(bracket(*searched, *missed, run(500.0, held=True, fresh=True)), {})
-    assert once is not None
+    once = stated_capacity(bracket(*found.runs, run(500.0, fresh=True, **UP)), {})
     assert (once.refuted_rps, once.missed_higher) == (None, 2)

@@ -13,15 +13,15 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from batchtune.batching.parameters import Configuration
-from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
 from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest, is_feasible, violations
+from tests.tune.tune_fakes import exactly, planted
 
 APPLY_S = 0.5
 """What a load takes beside its measured part."""
@@ -141,35 +141,47 @@ def simulated_load(
             duration_s=duration_s,
             seed=scenario.load.seed + 7919 * (number if request.block is None else request.block),
         )
-    whole = Trial(
-        number=number,
-        request=request,
-        state="complete",
-        seconds=duration_s,
-        started_utc="2026-11-26T00:00:00+00:00",
-        seed=scenario.load.seed,
-    )
+    seed = scenario.load.seed
+    empty: dict[str, Any] = {"measurement": None, "objective": None, "concurrency": None, "constraints": {}}
+    whole = replace(planted(number), request=request, seconds=duration_s, seed=seed, **empty)
     parts = {}
     for at, (name, (values, error_ratio)) in enumerate(played.items()):
         slo = scenarios[name].slo
-        p95_s = float(np.quantile(values, 0.95, method="higher")) if len(values) else 0.0
-        broken = violations({"p95": p95_s}, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
+        answered_rps = float(np.isfinite(values).sum()) / duration_s
+        quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+        latency_s = {one: exactly(_quantile(values, quantile)) for one, quantile in quantiles.items()}
+        p95_s = {"p95": latency_s["p95"].value}
+        broken = violations(p95_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
         rate_rps = None if request.concurrency else rates_rps[name]
-        measurement = _measurement(values, error_ratio, duration_s=duration_s, offered_rps=rate_rps)
+        part = planted(
+            number + at,
+            throughput=answered_rps,
+            within=0.0,
+            error_ratio=error_ratio,
+            requests=len(values),
+            window_s=duration_s,
+            offered_rps=rate_rps,
+            concurrency=1 if rate_rps is None else None,
+            latency_s=latency_s,
+        )
+        own = request.configuration.of_model(name)
         parts[name] = replace(
-            whole,
-            number=number + at,
-            request=replace(
-                request, configuration=request.configuration.of_model(name), rate_rps=rate_rps, reason=name
-            ),
+            part,
+            seconds=duration_s,
+            seed=seed,
+            request=replace(request, configuration=own, rate_rps=rate_rps, reason=name),
             model=name,
             rate_rps=rate_rps,
+            concurrency=None,
+            objective=None,
             constraints=broken,
             feasible=is_feasible(broken),
-            measurement=measurement,
         )
-    feasible = all(part.feasible for part in parts.values())
-    return replace(whole, parts=parts, feasible=feasible)
+    return replace(whole, parts=parts, feasible=all(part.feasible for part in parts.values()))
+
+
+def _quantile(values: np.ndarray, quantile: float) -> float:
+    return float(np.quantile(values, quantile, method="higher")) if len(values) else 0.0
 
 
 class SimulatedBench:
@@ -187,38 +199,11 @@ class SimulatedBench:
     def run(self, plan: Plan) -> FinishedTrial:
         duration_s = plan.request.duration_s or self._scenario.load.duration_s
         self.elapsed_s += duration_s + APPLY_S
+        number = plan.number
         trial = simulated_load(
-            self._scenario, self._device, plan.request, number=plan.number, duration_s=duration_s
+            self._scenario, self._device, plan.request, number=number, duration_s=duration_s
         )
-        trial = replace(trial, seconds=duration_s + APPLY_S)
-        return FinishedTrial(trial=self._change(trial), samples=None)
-
-
-def _measurement(
-    values: np.ndarray, error_ratio: float, *, duration_s: float, offered_rps: float | None
-) -> Measurement:
-    answered_rps = float(np.isfinite(values).sum()) / duration_s
-    rate = Estimate(value=answered_rps, low=answered_rps, high=answered_rps)
-    latency_s = {}
-    for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        value = float(np.quantile(values, quantile, method="higher")) if len(values) else 0.0
-        latency_s[name] = Estimate(value=value, low=value, high=value)
-    return Measurement(
-        requests=len(values),
-        window_s=duration_s,
-        offered_rps=offered_rps,
-        concurrency=1 if offered_rps is None else None,
-        throughput_rps=rate,
-        throughput_rows_per_s=rate,
-        goodput_rps=answered_rps,
-        latency_s=latency_s,
-        latency_mean_s=0.0,
-        error_ratio=error_ratio,
-        errors={},
-        send_lag_p99_s=0.0,
-        client_cpu_ratio=0.1,
-        client_cpu_per_request_s=1e-5,
-    )
+        return FinishedTrial(trial=self._change(replace(trial, seconds=duration_s + APPLY_S)), samples=None)
 
 
 def _queue(configuration: Configuration, name: str) -> _Queue:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from batchtune.errors import (
     ScenarioError,
     TargetError,
 )
-from batchtune.measure.measurement import Measurement
-from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
@@ -30,6 +29,7 @@ from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.search.pool_simulator import Device, SimulatedBench, simulated_load
+from tests.tune.tune_fakes import exactly, remeasured
 
 DEVICE = Device(fixed_s={"ranker": 0.002, "reader": 0.004}, per_row_s={"ranker": 0.0002, "reader": 0.004})
 TEXT = """\
@@ -54,12 +54,8 @@ def swept(
 ) -> list[Trial]:
     bench = SimulatedBench(scenario, DEVICE, change=change)
     bench.elapsed_s = earlier[-1].elapsed_s or 0.0 if earlier else 0.0
-    return [
-        done.trial
-        for done in sweep_nodes(
-            scenario, lambda _report: OneServer(bench), finished=earlier, now_s=bench.now_s
-        )
-    ]
+    done = sweep_nodes(scenario, lambda _report: OneServer(bench), finished=earlier, now_s=bench.now_s)
+    return [one.trial for one in done]
 
 
 @cache
@@ -80,17 +76,16 @@ def with_parts(trial: Trial, change: Callable[[Trial], Trial], **whole: Any) -> 
 
 def late(part: Trial) -> Trial:
     """Its p95 is 9 s."""
-    assert part.measurement is not None
-    latency_s = {**part.measurement.latency_s, "p95": Estimate(value=9.0, low=9.0, high=9.0)}
-    return replace(part, feasible=False, measurement=replace(part.measurement, latency_s=latency_s))
+    latency_s = {**part.measurement.latency_s, "p95": exactly(9.0)}
+    return replace(remeasured(part, latency_s=latency_s), feasible=False)
 
 
 def client_limited(trial: Trial) -> Trial:
-    def invalid(part: Trial) -> Trial:
-        assert part.measurement is not None
-        return replace(part, measurement=replace(part.measurement, verdict="INVALID"))
+    return with_parts(trial, lambda part: remeasured(part, verdict="INVALID"))
 
-    return with_parts(trial, invalid)
+
+def batching_of(configuration: Configuration, model: str) -> Any:
+    return configuration.of_model(model).batching
 
 
 def test_each_model_has_its_own_axes_and_all_share_the_threads() -> None:
@@ -99,26 +94,22 @@ def test_each_model_has_its_own_axes_and_all_share_the_threads() -> None:
     configuration = scenario.configuration(
         {"num_batch_threads": 2, "ranker:max_batch_size": 16, "reader:max_batch_size": 1}
     )
-    ranker, reader = (configuration.of_model(name).batching for name in ("ranker", "reader"))
-    assert ranker is not None
-    assert reader is not None
+    ranker, reader = (batching_of(configuration, name) for name in ("ranker", "reader"))
     assert (ranker.max_batch_size, reader.max_batch_size) == (16, 1)
     assert ranker.num_batch_threads == reader.num_batch_threads == 2
     assert ranker.max_enqueued_batches == 100
     assert scenario.limits == {"ranker:p95": 0.025, "reader:p95": 0.15}
 
 
+EIGHT = TEXT.replace("slo: {p95: 25ms}", "slo: {p95: 25ms}, batching: {max_batch_size: 8}")
+
+
 def test_a_models_own_space_and_what_it_fixes_stand_before_those_of_all() -> None:
-    own = TEXT.replace("slo: {p95: 150ms}", "slo: {p95: 150ms}, space: {max_batch_size: [1, 2]}").replace(
-        "slo: {p95: 25ms}", "slo: {p95: 25ms}, batching: {max_batch_size: 8}"
-    )
+    own = EIGHT.replace("slo: {p95: 150ms}", "slo: {p95: 150ms}, space: {max_batch_size: [1, 2]}")
     scenario = parse_scenario(own)
-    assert {name: axis.values for name, axis in scenario.axes.items()} == {
-        "num_batch_threads": (1, 2),
-        "reader:max_batch_size": (1, 2),
-    }
-    ranker = scenario.configuration({"num_batch_threads": 1}).of_model("ranker").batching
-    assert ranker is not None
+    axes = {name: axis.values for name, axis in scenario.axes.items()}
+    assert axes == {"num_batch_threads": (1, 2), "reader:max_batch_size": (1, 2)}
+    ranker = batching_of(scenario.configuration({"num_batch_threads": 1}), "ranker")
     assert ranker.max_batch_size == 8
 
 
@@ -150,27 +141,19 @@ def test_best_for_each_alone_is_put_together_once_for_each_number_of_threads() -
 
 
 def test_defaults_are_the_servers_own_whatever_a_model_has() -> None:
-    own = TEXT.replace("slo: {p95: 25ms}", "slo: {p95: 25ms}, batching: {max_batch_size: 8}")
-    defaults = Contenders(parse_scenario(own)).of("defaults")
-    assert defaults is not None
-    assert defaults.configuration.of_model("ranker").batching == BatchingParameters()
+    defaults = Contenders(parse_scenario(EIGHT)).of("defaults")
+    assert batching_of(defaults.configuration, "ranker") == BatchingParameters()
 
 
 def test_it_beats_what_is_best_for_each_alone_where_they_compete_and_says_so() -> None:
     scenario = parse_scenario(TEXT.replace("trials: 25", "trials: 40"))
     trials = swept(scenario)
     chosen = recommend(trials, scenario=scenario)
-    assert chosen.capacity is not None
     assert chosen.capacity.held >= FRESH
-    reader = chosen.configuration.of_model("reader").batching
-    assert reader is not None
-    assert reader.max_batch_size == 4
+    assert batching_of(chosen.configuration, "reader").max_batch_size == 4
     models = {model.name: model for model in chosen.models}
-    best_alone = models["reader"].alone
-    assert best_alone is not None
-    assert best_alone.configuration.batching is not None
-    assert best_alone.configuration.batching.max_batch_size == 16
-    assert all(model.alone and model.rate_rps < model.alone.rate_rps for model in chosen.models)
+    assert models["reader"].alone.configuration.batching.max_batch_size == 16
+    assert all(model.rate_rps < model.alone.rate_rps for model in chosen.models)
     assert chosen.scale == pytest.approx(chosen.capacity.held_rps / 240.0)
     assert models["ranker"].rate_rps == pytest.approx(200.0 * chosen.scale)
     together = [other.capacity for other in chosen.contenders if "alone" in other.names]
@@ -211,41 +194,36 @@ def test_a_latency_is_the_room_that_the_tightest_limit_leaves() -> None:
     assert {trial.request.scale for trial in trials} == {1.0}
     chosen = recommend(trials, scenario=scenario)
     assert chosen.scale == 1.0
-    assert chosen.of_limit.value == max(
-        chosen.latency_s[name].value / limit for name, limit in scenario.limits.items()
-    )
+
+    def share(one: Any) -> float:
+        return max(one.latency_s[name].value / limit for name, limit in scenario.limits.items())
+
+    assert chosen.of_limit.value == share(chosen)
     limited = [other for other in chosen.contenders if other.keeps and other.fresh >= FRESH]
-    for other in limited:
-        share = max(other.latency_s[name].value / limit for name, limit in scenario.limits.items())
-        assert chosen.of_limit.value <= 1.1 * share
+    assert all(chosen.of_limit.value <= 1.1 * share(other) for other in limited)
 
 
 def test_slos_that_are_never_kept_together_are_told_as_such() -> None:
     scenario = parse_scenario(LATENCY.replace("p95: 25ms", "p95: 1ms"))
-    trials = swept(scenario)
     with pytest.raises(NoFeasibleConfigurationError, match=r"ranker:p95 ≤ 1 ms, .*[ (]ranker:p95 "):
-        recommend(trials, scenario=scenario)
+        recommend(swept(scenario), scenario=scenario)
 
 
 def test_loads_that_the_client_limited_break_no_slo() -> None:
-    scenario = parse_scenario(TEXT)
-    trials = [client_limited(trial) for trial in unchanged()]
     with pytest.raises(MeasurementInvalidError, match="the client was the limit"):
-        recommend(trials, scenario=scenario)
+        recommend([*map(client_limited, unchanged())], scenario=parse_scenario(TEXT))
 
 
 def test_fresh_runs_that_the_client_limited_refute_nothing() -> None:
-    scenario = parse_scenario(LATENCY)
     trials = [client_limited(trial) if trial.source == "confirm" else trial for trial in unchanged(LATENCY)]
-    chosen = recommend(trials, scenario=scenario)
+    chosen = recommend(trials, scenario=parse_scenario(LATENCY))
     assert (chosen.confirmations, chosen.established) == (0, False)
 
 
 def test_no_load_of_all_models_is_no_answer() -> None:
-    scenario = parse_scenario(TEXT)
     alone = [trial for trial in unchanged() if trial.request.models]
     with pytest.raises(InconclusiveError, match="no trial is finished"):
-        recommend(alone, scenario=scenario)
+        recommend(alone, scenario=parse_scenario(TEXT))
 
 
 def test_a_server_that_never_works_ends_the_sweep() -> None:
@@ -261,7 +239,6 @@ def test_a_configuration_that_leads_by_luck_gives_way_once_it_was_measured_again
     scenario = parse_scenario(TEXT)
     point = {"num_batch_threads": 1, "ranker:max_batch_size": 4, "reader:max_batch_size": 4}
     lucky = scenario.configuration(point)
-
     helped_loads: list[int] = []
 
     def helped(trial: Trial) -> Trial:
@@ -270,17 +247,11 @@ def test_a_configuration_that_leads_by_luck_gives_way_once_it_was_measured_again
         if asked.configuration != lucky or asked.source == "confirm" or asked.models or len(helped_loads) > 1:
             return trial
         helped_loads.append(trial.number)
-        return with_parts(trial, lambda part: replace(part, measurement=swift(part)))
+        return with_parts(trial, swift)
 
-    def swift(part: Trial) -> Measurement:
-        assert part.measurement is not None
-        rate_rps = part.request.rate_rps or 0.0
-        return replace(
-            part.measurement,
-            error_ratio=0.0,
-            latency_s={"p95": Estimate(value=0.002, low=0.002, high=0.002)},
-            throughput_rps=Estimate(value=rate_rps, low=rate_rps, high=rate_rps),
-        )
+    def swift(part: Trial) -> Trial:
+        answered, p95 = exactly(part.request.rate_rps or 0.0), {"p95": exactly(0.002)}
+        return remeasured(part, error_ratio=0.0, latency_s=p95, throughput_rps=answered)
 
     trials = swept(scenario, change=helped)
     chosen = recommend(trials, scenario=scenario)
@@ -307,28 +278,14 @@ def test_a_load_holds_misses_or_misses_by_far(
     asked = TrialRequest(configuration=Configuration(batching=None), source="sampler", reason="")
 
     def measured(part: Trial) -> Trial:
-        assert part.measurement is not None
-        rate = 1000.0
-        share = answered if part.model == "ranker" else 1.0
-        value = p95_s if part.model == "ranker" else 0.01
-        limit_s = scenario.limits[f"{part.model}:p95"]
-        return replace(
-            part,
-            request=replace(part.request, rate_rps=rate),
-            constraints={"p95": value / limit_s - 1.0},
-            measurement=replace(
-                part.measurement,
-                window_s=1000.0,
-                error_ratio=0.0,
-                verdict=verdict,
-                latency_s={"p95": Estimate(value=value, low=value, high=value)},
-                throughput_rps=Estimate(value=share * rate, low=0.0, high=0.0),
-            ),
-        )
+        value, share = (p95_s, answered) if part.model == "ranker" else (0.01, 1.0)
+        figures = {"latency_s": {"p95": exactly(value)}, "throughput_rps": exactly(1000.0 * share)}
+        loaded = remeasured(part, window_s=1000.0, error_ratio=0.0, verdict=verdict, **figures)
+        broken = {"p95": value / scenario.limits[f"{part.model}:p95"] - 1.0}
+        return replace(loaded, request=replace(part.request, rate_rps=1000.0), constraints=broken)
 
     run = run_of(with_parts(simulated_load(scenario, DEVICE, asked, duration_s=0.2), measured), scenario)
-    assert (run.held, run.far) == (held, far)
-    assert run.rate_rps == 240.0
+    assert (run.held, run.far, run.rate_rps) == (held, far, 240.0)
 
 
 def lines_of_before(trial: Trial, number: int, kind: str = "") -> list[dict[str, Any]]:
@@ -357,12 +314,12 @@ def test_loads_of_runs_of_before_are_put_together_again_and_answered_from(tmp_pa
     assert {trial.request.models for trial in whole} == {(), ("ranker",), ("reader",)}
     lines = [line for number, trial in enumerate(whole, 1) for line in lines_of_before(trial, number)]
     again = read_again(tmp_path, lines)
-    asked = [(trial.configuration, trial.request.scale, trial.request.models) for trial in whole]
-    assert [(load.configuration, load.request.scale, load.request.models) for load in again] == asked
+    asked = attrgetter("configuration", "request.scale", "request.models")
+    assert [*map(asked, again)] == [*map(asked, whole)]
     assert [run_of(load, scenario) for load in again] == [run_of(trial, scenario) for trial in whole]
     before, now = recommend(again, scenario=scenario), recommend(whole, scenario=scenario)
-    assert (before.configuration, before.capacity) == (now.configuration, now.capacity)
-    assert before.models == now.models
+    answer = attrgetter("configuration", "capacity", "models")
+    assert answer(before) == answer(now)
 
 
 def test_a_load_survives_json(tmp_path: Path) -> None:

@@ -12,19 +12,17 @@ from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.trials.trial import Trial, explain_failure
 from tests.tune.tune_fakes import planted, scenario_of
 
+INSIDE = "a shape inside the model is fixed"
 FIXED = "the model's first dimension (the batch) is fixed"
 
 
-def failed(text: str, number: int = 1, source: str = "calibration") -> Trial:
-    trial = planted(
-        number,
-        throughput=1,
-        p95_s=1,
-        batching={"max_batch_size": 16},
-        source=source,
-        failure=f"no request was answered: 16 × INVALID_REQUEST: {text}",
-    )
+def failed(text: str, number: int = 1) -> Trial:
+    failure = f"no request was answered: 16 × INVALID_REQUEST: {text}"
+    trial = planted(number, batching={"max_batch_size": 16}, source="calibration", failure=failure)
     return replace(trial, error_texts={"invalid_request": text})
+
+
+FIXED_SIZE = "Got invalid dimensions for input: x index: 0 Got: 16 Expected: 1"
 
 
 @pytest.mark.parametrize(
@@ -38,15 +36,12 @@ def failed(text: str, number: int = 1, source: str = "calibration") -> Trial:
         ("Guard failed: x.size()[0] == 1", FIXED),
         ("RuntimeError: shape '[1, 4]' is invalid for input of size 64", FIXED),
         (
-            "Input to reshape is a tensor with 64 values, but the requested shape has 4 [[{{node Reshape}}]]",
-            "a shape inside the model is fixed",
+            "Input to reshape is a tensor with 64 values, but the requested shape has 4 [[{{node}}]]",
+            INSIDE,
         ),
+        ("/forest/1: output_probability has the unsupported type seq(map(int64,tensor(float)))", "zipmap"),
         (
-            "/models/forest/1: output_probability has the unsupported type seq(map(int64,tensor(float)))",
-            "zipmap",
-        ),
-        (
-            "while running Gather node. Status Message: indices element out of data bounds, idx=50 must be within",
+            "while running Gather node. Status Message: indices element out of data bounds, idx=50",
             "vocabulary",
         ),
         ("index out of range in self", "vocabulary"),
@@ -62,7 +57,7 @@ def test_an_error_of_the_model_is_shown_once_with_what_it_means(text, meaning):
 
 def test_a_failure_that_says_what_it_means_is_told_nothing_more():
     """The bench says it, and at start the server's own last words may be all there is."""
-    text = "Got invalid dimensions for input: x index: 0 Got: 16 Expected: 1"
+    text = FIXED_SIZE
     said = f"no request was answered: 16 × INVALID_REQUEST: {text} ({meaning_of(text)})"
     wordless = replace(failed(text), failure=said, error_texts={})
     assert explain_failure([wordless]).count("is fixed") == 1
@@ -74,7 +69,7 @@ def test_a_failure_that_says_what_it_means_is_told_nothing_more():
 
 def test_an_unknown_error_is_shown_as_it_is_and_overload_is_none():
     assert explain_failure([failed("the cat sat on the cable")]) == "the cat sat on the cable"
-    slow = planted(1, throughput=5, p95_s=1, error_ratio=1.0)
+    slow = planted(1, throughput=5, error_ratio=1.0)
     assert explain_failure([replace(slow, error_texts={"timeout": "no answer within 10 s"})]) == ""
     assert explain_failure([replace(slow, error_texts={"server_error": "no such operation"})])
 
@@ -82,7 +77,7 @@ def test_an_unknown_error_is_shown_as_it_is_and_overload_is_none():
 def test_where_every_batch_failed_the_recommendation_says_why():
     trials = [
         planted(1, throughput=100, p95_s=0.01, batching=None, source="no_batching"),
-        failed("Got invalid dimensions for input: x index: 0 Got: 16 Expected: 1", 2),
+        failed(FIXED_SIZE, 2),
     ]
     chosen = recommend(trials, scenario=scenario_of())
     assert "Got: 16 Expected: 1" in text_of(chosen.reason)

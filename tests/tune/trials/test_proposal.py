@@ -11,14 +11,8 @@ from batchtune.tune.trials.pace import proposed, tried_pace
 
 
 def scenario_of(**changes: Any) -> Scenario:
-    given = {
-        "name": "m",
-        "target": {"model": "m"},
-        "load": {"arrivals": "poisson"},
-        "slo": {"p95": "20ms"},
-        "objective": "capacity",
-    }
-    return Scenario.model_validate({**given, **changes})
+    given = {"name": "m", "target": {"model": "m"}, "load": {"arrivals": "poisson"}, "slo": {"p95": "20ms"}}
+    return Scenario.model_validate({**given, "objective": "capacity", **changes})
 
 
 def proposal(scenario: Scenario, *, lone_s: float = 1e-3, larger_s: float = 2e-3) -> dict[str, Any]:
@@ -51,22 +45,15 @@ def test_sizes_end_where_two_batches_take_longer_than_the_limit_and_timeouts_at_
 
 @pytest.mark.parametrize(("clients", "rows", "most"), [(32, 1, 32), (4, 1, 4), (32, 4, 128), (1, 3, 3)])
 def test_sizes_are_those_that_the_clients_can_fill(clients: int, rows: int, most: int) -> None:
-    scenario = scenario_of(
-        load={"arrivals": "closed", "concurrency": clients},
-        request={"rows": rows},
-        objective="throughput",
-        slo={},
-    )
+    load = {"arrivals": "closed", "concurrency": clients}
+    scenario = scenario_of(load=load, request={"rows": rows}, objective="throughput", slo={})
     assert proposal(scenario)["search"]["space"]["max_batch_size"][-1] == most
 
 
-def test_threads_are_at_most_twice_the_cpus_of_the_server() -> None:
-    threads = proposal(scenario_of(target={"model": "m", "cpus": [0]}))["search"]["space"][
-        "num_batch_threads"
-    ]
-    assert threads == [1, 2]
-    many = proposal(scenario_of(target={"model": "m", "cpus": list(range(8))}))["search"]["space"]
-    assert many["num_batch_threads"] == [1, 2, 4, 8]
+@pytest.mark.parametrize(("cpus", "threads"), [(1, [1, 2]), (8, [1, 2, 4, 8])])
+def test_threads_are_at_most_twice_the_cpus_of_the_server(cpus: int, threads: list[int]) -> None:
+    parts = proposal(scenario_of(target={"model": "m", "cpus": list(range(cpus))}))
+    assert parts["search"]["space"]["num_batch_threads"] == threads
 
 
 def test_what_somebody_gave_is_not_proposed() -> None:

@@ -3,9 +3,8 @@
     python tests/benchmarks/triton/against_model_analyzer.py --model-analyzer PROGRAM --perf-analyzer PROGRAM
         [--only theirs|ours] [--seed 1] [--budget 120]
 
-Both launch the same Triton on core 0 and load it from core 1. The model takes 20 ms + 0.5 ms a row up to 16 rows, 3 ms for
-each row more, and no more than two batches run at once, so that the most of every configuration is known; the best are 16
-rows in two instances or more. Space: max_batch_size 1, 2, 4, … 64, 1 to 4 instances (28). Model Analyzer chooses the number
+Both launch the same Triton (`known_model`) on core 0 and load it from core 1. The best are 16 rows in two instances or
+more. Space: max_batch_size 1, 2, 4, … 64, 1 to 4 instances (28). Model Analyzer chooses the number
 of clients itself (up to 512), batchtune is told 128. A configuration counts as found when its first measurement has ended.
 The environment of Model Analyzer: `pip install triton-model-analyzer`, and what perf_analyzer needs in LD_LIBRARY_PATH.
 """
@@ -29,33 +28,18 @@ from typing import Any
 
 import psutil
 
-from batchtune.archive.run import open_run
+from batchtune.batching.parameters import BatchingParameters
 from batchtune.target.process import free_ports
-from tests.benchmarks.triton.known_model import CLIENT_CORE, CONFIG, SERVER_CORE, packages
-from tests.target.triton.triton_server import executable
+from tests.benchmarks.rivals import CLIENT_CORE, SERVER_CORE
+from tests.benchmarks.triton.known_model import CONFIG, launchable, limit_rps, sweep
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 INSTANCES = [1, 2, 3, 4]
 CLIENTS = 128
+BEST_RPS = limit_rps(16, 2)
 WITHIN = 0.05
 VARIANT = re.compile(r"m_config_\w+")
 
-MODEL = """
-import fcntl
-import time
-import triton_python_backend_utils as pb_utils
-class TritonPythonModel:
-    def initialize(self, args):
-        slot = int(args["model_instance_name"].rpartition("_")[2]) % 2
-        self.device = open("FOLDER/device-" + str(slot), "w")
-    def execute(self, requests):
-        arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
-        rows = sum(len(array) for array in arrays)
-        fcntl.flock(self.device, fcntl.LOCK_EX)
-        time.sleep(0.020 + 0.0005 * min(rows, 16) + 0.003 * max(rows - 16, 0))
-        fcntl.flock(self.device, fcntl.LOCK_UN)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array * 2)]) for array in arrays]
-"""
 ANALYZER = """\
 model_repository: {folder}/models
 output_model_repository_path: {folder}/output
@@ -77,17 +61,6 @@ client_protocol: grpc
 skip_summary_reports: true
 skip_detailed_reports: true
 """
-SCENARIO = """\
-name: duel
-target: {{kind: triton, model: {folder}/models/m, command: [{server}], cpus: [{server_core}]}}
-load: {{arrivals: closed, concurrency: {clients}, cpus: [{client_core}], seed: {seed}}}
-objective: throughput
-fixed: {{max_queue_delay_microseconds: 0}}
-search:
-  seed: {seed}
-  budget: {{time: {budget}s}}
-  space: {{max_batch_size: {sizes}, instance_group: {{count: {instances}}}}}
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,31 +73,7 @@ class Measured:
 
     @property
     def share(self) -> float:
-        return limit_rps(self.size, self.instances) / best_rps()
-
-
-def limit_rps(size: int, instances: int) -> float:
-    tau_s = 0.020 + 0.0005 * min(size, 16) + 0.003 * max(size - 16, 0)
-    return min(instances, 2) * size / tau_s
-
-
-def best_rps() -> float:
-    return max(limit_rps(size, instances) for size in SIZES for instances in INSTANCES)
-
-
-def scripts(folder: Path, perf_analyzer: str) -> tuple[Path, Path]:
-    """Programs that run the server and perf_analyzer, each on its core; the repository beside them."""
-    (folder / "bin").mkdir()
-    server, client = folder / "bin" / "tritonserver-0", folder / "bin" / "perf_analyzer"
-    server.write_text(f'#!/bin/sh\nexec taskset -c {SERVER_CORE} {executable(folder, packages())} "$@"\n')
-    client.write_text(f'#!/bin/sh\nexec taskset -c {CLIENT_CORE} {perf_analyzer} "$@"\n')
-    for script in (server, client):
-        script.chmod(0o755)
-    model = folder / "models" / "m"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text('name: "m" ' + CONFIG % (1, 1))
-    (model / "1" / "model.py").write_text(MODEL.replace("FOLDER", str(folder)))
-    return server, client
+        return limit_rps(self.size, self.instances) / BEST_RPS
 
 
 def theirs(
@@ -184,7 +133,7 @@ def best_of(folder: Path) -> str:
     size, instances = configured(folder / "output" / variant / "config.pbtxt")
     return (
         f"its best is size {size}, {instances} instances with {rate:.0f}/s, "
-        f"{1 - limit_rps(size, instances) / best_rps():.1%} below the best"
+        f"{1 - limit_rps(size, instances) / BEST_RPS:.1%} below the best"
     )
 
 
@@ -201,40 +150,17 @@ def throughputs(node: Any, variant: str = "") -> Iterator[tuple[float, str]]:
                 yield from throughputs(entry, name if VARIANT.fullmatch(name) else variant)
 
 
-def ours(folder: Path, server: Path, seed: int, budget_s: float) -> tuple[list[Measured], str]:
-    path = folder / "duel.yaml"
-    cores = {"server_core": SERVER_CORE, "client_core": CLIENT_CORE}
-    spaces = {"sizes": SIZES, "instances": INSTANCES, "clients": CLIENTS}
-    path.write_text(
-        SCENARIO.format(folder=folder, server=server, seed=seed, budget=budget_s, **cores, **spaces)
-    )
-    started_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "batchtune", "sweep", str(path), "--json"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    ended_s = time.monotonic() - started_s
-    if done.returncode not in (0, 5):
-        sys.exit(done.stderr)
-    chosen = json.loads(done.stdout)
-    trials = open_run(folder / chosen["run"]).ledger()
-    before_s = ended_s - sum(trial.seconds for trial in trials)
-    measured, spent_s = [], before_s
-    for trial in trials:
+def ours(folder: Path, server: Path, models: Path, seed: int, budget_s: float) -> tuple[list[Measured], str]:
+    space = {"sizes": SIZES, "delays": [0], "instances": INSTANCES, "clients": CLIENTS, "seed": seed}
+    target = f"model: {models / 'm'}, command: [{server}], cpus: [{SERVER_CORE}]"
+    found = sweep(folder, target=target, protocol="kserve_grpc", budget=budget_s, **space)
+    measured, spent_s = [], found.seconds - sum(trial.seconds for trial in found.trials)
+    for trial in found.trials:
         spent_s += trial.seconds
-        batching = trial.configuration.batching
-        size = 1 if batching is None else batching.max_batch_size or 1
-        count = 1 if batching is None else batching.num_batch_threads or 1
+        batching = trial.configuration.batching or BatchingParameters()
+        size, count = batching.max_batch_size or 1, batching.num_batch_threads or 1
         measured.append(Measured(size=size, instances=count, seconds=spent_s))
-    batching = chosen["configuration"]["batching"]
-    rate = limit_rps(batching["max_batch_size"], batching["num_batch_threads"])
-    return measured, (
-        f"it recommends size {batching['max_batch_size']}, {batching['num_batch_threads']} instances, "
-        f"{1 - rate / best_rps():.1%} below the best, exit code {done.returncode}; {ended_s:.0f} s in all"
-    )
+    return measured, f"it recommends {found}"
 
 
 def report(name: str, measured: Iterable[Measured], words: str) -> None:
@@ -259,10 +185,13 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        server, client = scripts(folder, given.perf_analyzer)
-        print(f"the best can do {best_rps():.0f}/s; load average {os.getloadavg()[0]:.2f}", flush=True)
+        server, models = launchable(folder, size=1)
+        client = folder / "perf_analyzer"
+        client.write_text(f'#!/bin/sh\nexec taskset -c {CLIENT_CORE} {given.perf_analyzer} "$@"\n')
+        client.chmod(0o755)
+        print(f"the best can do {BEST_RPS:.0f}/s; load average {os.getloadavg()[0]:.2f}", flush=True)
         if given.only != "theirs":
-            report("batchtune sweep", *ours(folder, server, given.seed, given.budget))
+            report("batchtune sweep", *ours(folder, server, models, given.seed, given.budget))
         if given.only != "ours":
             report(
                 "Model Analyzer, quick", *theirs(given.model_analyzer, folder, server, client, given.limit)

@@ -1,103 +1,136 @@
-"""A real tritonserver on core 0 whose Python model takes a known time for each batch: τ(b) = 20 ms + 0.5 ms · b."""
+"""A real tritonserver on core 0 whose Python model takes a known time for each batch, and `batchtune sweep` on it.
+
+τ(b) = 20 ms + 0.5 ms · b up to 16 rows, 3 ms for each row more; no more than two batches run at once.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
-
-from tests.target.triton.triton_server import PACKAGES, PYTHON_VARIABLE, TritonServer, executable
-
-SERVER_CORE, CLIENT_CORE = 0, 1
-BASE_S, PER_ROW_S = 0.020, 0.0005
-CLIENTS = 64
-SIZES = [1, 2, 4, 8, 16]
-DELAYS_MICROS = [0, 2000]
-INSTANCES = [1, 2]
+from batchtune.archive.run import open_run
+from batchtune.tune.trials.trial import Trial
+from tests.benchmarks.rivals import CLIENT_CORE, SERVER_CORE, on_core
+from tests.target.triton.triton_server import (
+    PACKAGES,
+    PYTHON_VARIABLE,
+    TritonServer,
+    executable,
+    write_models,
+)
 
 MODEL = """
+import fcntl
 import time
 import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
+    def initialize(self, args):
+        slot = int(args["model_instance_name"].rpartition("_")[2]) % 2
+        self.device = open("FOLDER/device-" + str(slot), "w")
     def execute(self, requests):
         arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
-        time.sleep(BASE_S + PER_ROW_S * sum(len(array) for array in arrays))
+        rows = sum(len(array) for array in arrays)
+        fcntl.flock(self.device, fcntl.LOCK_EX)
+        time.sleep(0.020 + 0.0005 * min(rows, 16) + 0.003 * max(rows - 16, 0))
+        fcntl.flock(self.device, fcntl.LOCK_UN)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array * 2)]) for array in arrays]
 """
 CONFIG = """
-backend: "python" max_batch_size: %d
+name: "m" backend: "python" max_batch_size: %d
 input [{ name: "x" data_type: TYPE_FP32 dims: [ 3 ] }]
 output [{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] }]
 instance_group [{ count: %d kind: KIND_CPU }]
 dynamic_batching { }
 """
+SCENARIO = """\
+name: known
+target: {{kind: triton, {target}}}
+request: {{protocol: {protocol}}}
+load: {{arrivals: closed, concurrency: {clients}, cpus: [{core}], seed: {seed}}}
+objective: throughput
+search:
+  seed: {seed}
+  budget: {{time: {budget}s}}
+  space: {{max_batch_size: {sizes}, max_queue_delay_microseconds: {delays}, instance_group: {{count: {instances}}}}}
+"""
 
 
-def limit_rps(size: int, instances: int, *, base_s: float = BASE_S, per_row_s: float = PER_ROW_S) -> float:
+def limit_rps(size: int, instances: int) -> float:
     """What the model can do at most: every instance always busy with a full batch of requests of one row."""
-    return instances * size / (base_s + per_row_s * size)
-
-
-def model(base_s: float = BASE_S, per_row_s: float = PER_ROW_S) -> str:
-    """The code of a model that sleeps so long."""
-    return MODEL.replace("PER_ROW_S", str(per_row_s)).replace("BASE_S", str(base_s))
+    tau_s = 0.020 + 0.0005 * min(size, 16) + 0.003 * max(size - 16, 0)
+    return min(instances, 2) * size / tau_s
 
 
 def packages() -> Path:
-    if PACKAGES is None:
-        sys.exit(f"needs nvidia-pytriton: name a Python that has it in {PYTHON_VARIABLE}")
-    if len(os.sched_getaffinity(0)) < 2:
-        sys.exit("needs two CPUs: one for the client, one for the server")
-    return PACKAGES
+    return PACKAGES or sys.exit(f"needs nvidia-pytriton: name a Python that has it in {PYTHON_VARIABLE}")
+
+
+def files(folder: Path, size: int = 4, instances: int = 1) -> dict[str, tuple[str, str]]:
+    """The model `m` of a repository; in `folder` are the locks that are its device."""
+    return {"m": (CONFIG % (size, instances), MODEL.replace("FOLDER", str(folder)))}
 
 
 @contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """What is started meanwhile runs on this core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def serving(
-    folder: Path,
-    *,
-    size: int = 4,
-    instances: int = 1,
-    base_s: float = BASE_S,
-    per_row_s: float = PER_ROW_S,
-) -> Iterator[TritonServer]:
+def serving(folder: Path, *, size: int = 4, instances: int = 1) -> Iterator[TritonServer]:
     """The model `m`, in explicit model control, on the server's core."""
     flags = ("--model-control-mode=explicit", "--load-model=m", "--disable-auto-complete-config")
-    wheel = packages()
     with on_core(SERVER_CORE):
-        models = {"m": (CONFIG % (size, instances), model(base_s, per_row_s))}
-        server = TritonServer(models, folder, wheel, *flags)
+        server = TritonServer(files(folder, size, instances), folder, packages(), *flags)
     with server:
         yield server
 
 
-def launchable(folder: Path) -> tuple[Path, Path]:
-    """A program that runs tritonserver, and the model's folder in a repository; for whoever launches it."""
-    repository = folder / "models"
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(CONFIG % (4, 1))
-    (repository / "m" / "1" / "model.py").write_text(model())
-    return executable(folder, packages()), repository / "m"
+def launchable(folder: Path, size: int = 4) -> tuple[Path, Path]:
+    """A program that runs tritonserver on the server's core, and the repository; for whoever launches it."""
+    program = folder / "on-core"
+    program.write_text(f'#!/bin/sh\nexec taskset -c {SERVER_CORE} {executable(folder, packages())} "$@"\n')
+    program.chmod(0o755)
+    return program, write_models(files(folder, size), folder)
 
 
-def url(server: TritonServer) -> str:
-    return f"http://127.0.0.1:{server.rest_port}"
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """A sweep that has ended: what it recommends, its trials, and seconds in all."""
+
+    size: int
+    instances: int
+    trials: list[Trial]
+    seconds: float
+    exit_code: int
+
+    def __str__(self) -> str:
+        return (
+            f"size {self.size}, {self.instances} instances, {1 - self.share:.1%} below the best; {len(self.trials)} "
+            f"trials in {self.seconds:.0f} s, exit code {self.exit_code}"
+        )
+
+    @property
+    def share(self) -> float:
+        """Of what 16 rows in two instances can do, the best there is."""
+        return limit_rps(self.size, self.instances) / limit_rps(16, 2)
 
 
-def config_of(server: TritonServer) -> dict[str, Any]:
-    return dict(httpx.get(f"{url(server)}/v2/models/m/config").json())
+def sweep(folder: Path, **values: object) -> Swept:
+    """`batchtune sweep` of SCENARIO with these values."""
+    (folder / "known.yaml").write_text(SCENARIO.format(core=CLIENT_CORE, **values))
+    command = [sys.executable, "-m", "batchtune", "sweep", "known.yaml", "--json"]
+    started_s = time.monotonic()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - started_s
+    if done.returncode not in (0, 5):
+        sys.exit(done.stderr)
+    chosen = json.loads(done.stdout)
+    batching = chosen["configuration"]["batching"] or {}  # {}: no batching
+    return Swept(
+        size=batching.get("max_batch_size") or 1,
+        instances=batching.get("num_batch_threads") or 1,
+        trials=list(open_run(folder / chosen["run"]).ledger()),
+        seconds=seconds,
+        exit_code=done.returncode,
+    )

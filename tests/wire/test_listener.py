@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from batchtune.server.rest.parser import RestLimits
 from batchtune.wire.grpc.server_connection import serve
-from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.http2 import PREFACE
 from batchtune.wire.listener import SWEEP_S, Listener, SharedLimits
 from tests.server.rest.test_connection import REQUEST
 from tests.server.server_fakes import FakeServable, count_answers, running_rest
 from tests.waiting import wait_until
-from tests.wire.wire_peers import H2Client, ServerUnderTest, frames_of, grpc_message, raw_frame
+from tests.wire.wire_peers import (
+    CONTINUATION,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    grpc_message,
+    opened,
+    raw_frame,
+    served,
+)
 
 LIMITS = SharedLimits(
     arriving_bytes_max=1_000,
@@ -140,20 +149,10 @@ def test_who_moves_or_waits_for_us_is_not_slow() -> None:
     assert not waits.ended
 
 
-class Clock:
-    """Stands still unless a test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def idle_clients(count: int) -> tuple[Clock, Listener, list[Client]]:
-    """Clients of a port where those that are idle may hold 100,000 bytes together."""
-    clock = Clock()
-    shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000, unsent_bytes_max=1_000_000), clock)
+def idle_clients(count: int, **limits: int) -> tuple[SimpleNamespace, Listener, list[Client]]:
+    """Clients of a port where those that are idle may hold 100,000 bytes together, and its clock."""
+    clock = SimpleNamespace(now_s=0.0)
+    shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000, **limits), lambda: clock.now_s)
     return clock, shared, [Client(shared) for _ in range(count)]
 
 
@@ -169,9 +168,7 @@ def test_who_takes_nothing_gives_way_at_once_where_idle_clients_hold_too_much() 
 
 
 def test_who_never_took_anything_gives_way_before_those_that_did() -> None:
-    clock = Clock()
-    shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000, untried_unsent_bytes_max=30_000), clock)
-    takes, (*never, new) = Client(shared), (Client(shared) for _ in range(4))
+    clock, shared, (takes, *never, new) = idle_clients(5, untried_unsent_bytes_max=30_000)
     takes.hold(unsent=20_000)
     takes.hold(unsent=10_000)
     for client in never:
@@ -195,21 +192,18 @@ def test_a_sweep_makes_room_where_no_answer_has_come_since_clients_were_busy() -
     assert [client.ended for client in idle] == ["aborted"] * 5 + [""] * 5
 
 
-def test_many_slow_clients_are_cut_off_in_several_turns_of_the_loop() -> None:
-    async def scenario() -> None:
-        shared, slow = clients(100)
-        for client in slow:
-            client.hold(unsent=9)
-        ended = []
-        shared.sweep()  # sees that they are new
-        shared.sweep()
-        for _ in range(50):
-            ended.append(sum(client.ended == "aborted" for client in slow))
-            await asyncio.sleep(0)
-        assert ended == [*range(2, 90, 2), *[89] * 6]
-        assert shared.unsent.held_bytes == 99
-
-    asyncio.run(scenario())
+async def test_many_slow_clients_are_cut_off_in_several_turns_of_the_loop() -> None:
+    shared, slow = clients(100)
+    for client in slow:
+        client.hold(unsent=9)
+    ended = []
+    shared.sweep()  # sees that they are new
+    shared.sweep()
+    for _ in range(50):
+        ended.append(sum(client.ended == "aborted" for client in slow))
+        await asyncio.sleep(0)
+    assert ended == [*range(2, 90, 2), *[89] * 6]
+    assert shared.unsent.held_bytes == 99
 
 
 def test_who_takes_its_answers_may_hold_more_than_idle_clients() -> None:
@@ -244,161 +238,100 @@ def test_a_byte_at_a_time_is_no_step() -> None:
 
 
 def test_beyond_the_bound_of_all_even_those_that_move_give_way() -> None:
-    _, shared, (first, second, third) = idle_clients(3)
+    _, shared, (first, second, third) = idle_clients(3, unsent_bytes_max=1_000_000)
     for client in (first, second, third):
         client.hold(unsent=400_000)
     assert [client.ended for client in (first, second, third)] == ["aborted", "", ""]
     assert shared.unsent.held_bytes == 800_000
 
 
-def shared_servers(count: int, **limits: Any) -> list[ServerUnderTest]:
+def shared_servers(count: int, window: int | None = None, **limits: Any) -> list[tuple[Any, Any]]:
+    """Servers of one port with their clients."""
     shared = Listener(SharedLimits(**limits))
-    return [ServerUnderTest(listener=shared) for _ in range(count)]
+    return [served(window, listener=shared) for _ in range(count)]
 
 
-def test_requests_of_several_connections_share_a_bound_and_the_slowest_is_refused() -> None:
-    async def scenario() -> None:
-        servers = shared_servers(2, arriving_bytes_max=40_000)
-        slow, fast = (H2Client(server) for server in servers)
-        body = grpc_message(b"x" * 45_000)
-        refused = slow.request(raw=body[:16_000], end_stream=False)
-        await slow.exchange()
-        taken = fast.request(raw=body[:16_000], end_stream=False)
-        for at in (16_000, 32_000):
-            fast.h2.send_data(taken, body[at : at + 16_000], end_stream=at == 32_000)
-            await fast.exchange()
-        await slow.exchange()
-        assert slow.status(refused)["grpc-status"] == "8"
-        assert servers[1].calls[0].message == b"x" * 45_000
-        assert servers[0].connection.arriving_bytes == servers[1].connection.arriving_bytes == 0
-
-    asyncio.run(scenario())
+async def test_requests_of_several_connections_share_a_bound_and_the_slowest_is_refused() -> None:
+    (refusing, slow), (taking, fast) = shared_servers(2, arriving_bytes_max=40_000)
+    body = grpc_message(b"x" * 45_000)
+    refused = slow.request(raw=body[:16_000], end_stream=False)
+    await slow.exchange()
+    taken = fast.request(raw=body[:16_000], end_stream=False)
+    for at in (16_000, 32_000):
+        fast.h2.send_data(taken, body[at : at + 16_000], end_stream=at == 32_000)
+        await fast.exchange()
+    await slow.exchange()
+    assert slow.status(refused)["grpc-status"] == "8"
+    assert taking.messages == [b"x" * 45_000]
+    assert refusing.connection.arriving_bytes == taking.connection.arriving_bytes == 0
 
 
-def test_a_frame_that_is_not_whole_counts_and_ends_its_connection() -> None:
-    async def scenario() -> None:
-        cut, other = servers = shared_servers(2, arriving_bytes_max=50_000)
-        for server in servers:
-            await H2Client(server).exchange()
-            server.connection.data_received(raw_frame(0, 1, 1, bytes(40_000))[:30_000])
-        assert cut.transport.closed
-        assert frames_of(cut.transport.take())[-1][0] == 7
-        assert not other.transport.closed
-
-    asyncio.run(scenario())
+async def test_a_frame_that_is_not_whole_counts_and_ends_its_connection() -> None:
+    shared = Listener(SharedLimits(arriving_bytes_max=50_000))
+    cut, other = (opened(listener=shared) for _ in range(2))
+    for server in (cut, other):
+        server.receive(raw_frame(DATA, 1, 1, bytes(40_000))[:30_000])
+    assert cut.transport.closed
+    assert cut.frames()[-1][0] == GOAWAY
+    assert not other.transport.closed
 
 
-@pytest.mark.parametrize("continued", [b"", raw_frame(9, 0, 1, bytes(16_000))[:10_000]])
-@pytest.mark.parametrize("begun", [b"", raw_frame(1, 0, 1, bytes(15_000))])
-def test_a_connection_that_holds_headers_or_a_frame_in_part_is_closed(begun: bytes, continued: bytes) -> None:
+@pytest.mark.parametrize("continued", [b"", raw_frame(CONTINUATION, 0, 1, bytes(16_000))[:10_000]])
+@pytest.mark.parametrize("begun", [b"", raw_frame(HEADERS, 0, 1, bytes(15_000))])
+async def test_a_connection_that_holds_headers_or_a_frame_in_part_is_closed(
+    begun: bytes, continued: bytes
+) -> None:
     """What is left there belongs to no stream that could be refused, and is counted no more."""
-
-    async def scenario() -> None:
-        (server,) = shared_servers(1)
-        await H2Client(server).exchange()
-        server.connection.data_received(begun + continued)
-        held_bytes = server.connection.arriving_bytes
-        server.connection.refuse_arriving()
-        assert server.transport.closed is (held_bytes > 0)
-        assert server.connection.arriving_bytes == 0
-
-    asyncio.run(scenario())
+    server = opened()
+    server.receive(begun + continued)
+    held_bytes = server.connection.arriving_bytes
+    server.connection.refuse_arriving()
+    assert server.transport.closed is (held_bytes > 0)
+    assert server.connection.arriving_bytes == 0
 
 
-def test_a_call_with_a_frame_in_part_is_refused_before_its_connection_is_closed() -> None:
-    async def scenario() -> None:
-        (server,) = shared_servers(1)
-        client = H2Client(server)
-        refused = client.request(raw=b"", end_stream=False)
+async def test_a_call_with_a_frame_in_part_is_refused_before_its_connection_is_closed() -> None:
+    server, client = served()
+    refused = client.request(raw=b"", end_stream=False)
+    await client.exchange()
+    server.receive(raw_frame(DATA, 0, refused, bytes(1_000))[:500])
+    server.connection.refuse_arriving()
+    await client.exchange()
+    assert client.status(refused)["grpc-status"] == "8"
+    assert server.transport.closed
+
+
+async def test_streams_that_send_nothing_count_once_there_are_many() -> None:
+    server, client = served()
+    for _ in range(1_100):
+        client.request(raw=b"", end_stream=False)
+    await client.exchange()
+    assert server.connection.arriving_bytes > 100 * 1_100
+    server.connection.refuse_arriving()
+    assert server.connection.arriving_bytes == 0
+    assert server.transport.closed
+
+
+async def test_answers_that_wait_for_windows_share_a_bound() -> None:
+    pairs = shared_servers(2, window=0, unsent_bytes_max=50_000)
+    for server, client in pairs:
+        client.request()
         await client.exchange()
-        server.connection.data_received(raw_frame(0, 0, refused, bytes(1_000))[:500])
-        server.connection.refuse_arriving()
-        await client.exchange()
-        assert client.status(refused)["grpc-status"] == "8"
-        assert server.transport.closed
-
-    asyncio.run(scenario())
+        server.calls[0].reply(b"x" * 30_000)
+        await asyncio.sleep(0)
+    assert [server.transport.aborted for server, _ in pairs] == [True, False]
 
 
-def test_streams_that_send_nothing_count_once_there_are_many() -> None:
-    async def scenario() -> None:
-        (server,) = shared_servers(1)
-        client = H2Client(server)
-        for _ in range(1_100):
-            client.request(raw=b"", end_stream=False)
-        await client.exchange()
-        assert server.connection.arriving_bytes > 100 * 1_100
-        server.connection.refuse_arriving()
-        assert server.connection.arriving_bytes == 0
-        assert server.transport.closed
-
-    asyncio.run(scenario())
-
-
-def test_answers_that_wait_for_windows_share_a_bound() -> None:
-    async def scenario() -> None:
-        servers = shared_servers(2, unsent_bytes_max=50_000)
-        for server in servers:
-            client = H2Client(server, {4: 0})
-            client.request()
-            await client.exchange()
-            server.calls[0].reply(b"x" * 30_000)
-            await asyncio.sleep(0)
-        assert [server.transport.aborted for server in servers] == [True, False]
-
-    asyncio.run(scenario())
-
-
-def test_a_thousand_clients_that_read_nothing_hold_no_more_than_idle_clients_may() -> None:
-    async def scenario() -> None:
-        clock = Clock()
-        shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000), clock)
-        servers = []
-        for number in range(1_000):
-            clock.now_s = number / 100
-            server = ServerUnderTest(listener=shared, echo=True)
-            client = H2Client(server, {4: 0})
-            client.request(b"x" * 10_000)
-            await client.exchange()
-            servers.append(server)
-            assert shared.unsent.held_bytes <= 26 * 10_005, "those of the last quarter of a second"
-        assert sum(not server.transport.aborted for server in servers) <= 26
-
-    asyncio.run(scenario())
-
-
-def test_a_server_sweeps_all_its_connections() -> None:
-    async def scenario() -> None:
-        limits = ServerLimits(shared=SharedLimits(patience_s=SWEEP_S))
-        server = Listener(limits.shared)
-        peers = []
-        for _ in range(2):
-            peer = ServerUnderTest(listener=server)
-            peer.connection._dispatch = lambda call: call.reply(b"x" * 1_000)
-            client = H2Client(peer, {4: 0 if not peers else 65_535})
-            client.request()
-            await client.exchange()
-            peers.append(peer)
-        server.sweep()
-        server.sweep()
-        assert [peer.transport.aborted for peer in peers] == [True, False]
-
-    asyncio.run(scenario())
-
-
-def test_the_kernel_takes_little_that_a_client_does_not() -> None:
-    async def scenario() -> None:
-        server = await serve("127.0.0.1", 0, lambda call: call.reply(b""))
-        reader, client = await asyncio.open_connection("127.0.0.1", server.port)
-        client.write(PREFACE)
-        await reader.readexactly(9)  # of the server's SETTINGS
-        (connection,) = server.connections
-        accepted = connection._writer.transport.get_extra_info("socket")
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 17
-        client.close()
-        await server.drain(5)
-
-    asyncio.run(scenario())
+async def test_the_kernel_takes_little_that_a_client_does_not() -> None:
+    server = await serve("127.0.0.1", 0, lambda call: call.reply(b""))
+    reader, client = await asyncio.open_connection("127.0.0.1", server.port)
+    client.write(PREFACE)
+    await reader.readexactly(9)  # of the server's SETTINGS
+    (connection,) = server.connections
+    accepted = connection._writer.transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 17
+    client.close()
+    await server.drain(5)
 
 
 HEAD = REQUEST.partition(b"{")[0].replace(b"length: 20", b"length: 60000")
@@ -412,10 +345,7 @@ def test_bodies_over_rest_share_a_bound_and_the_slowest_is_refused() -> None:
             slow.sendall(HEAD + b" " * 20_000)
             wait_until(lambda: rest.server.arriving.held_bytes > 20_000)
             fast.sendall(HEAD + b" " * (60_000 - 20))
-            received = b""
-            while chunk := slow.recv(1 << 16):
-                received += chunk
-            assert received.startswith(b"HTTP/1.1 503 ")
+            assert slow.makefile("rb").read().startswith(b"HTTP/1.1 503 ")
             fast.sendall(REQUEST[-20:])
             received = b""
             while not count_answers(received):
@@ -428,8 +358,7 @@ def test_answers_over_rest_that_nobody_reads_share_a_bound() -> None:
     limits = RestLimits(shared=SharedLimits(unsent_bytes_max=3 << 20))
     row = b'{"instances": [' + b"1.0, " * 20_000 + b"1.0]}"
     request = HEAD.replace(b"60000", b"%d" % len(row)) + row
-    servable = FakeServable()
-    with running_rest(servable, limits=limits) as rest:
+    with running_rest(FakeServable(), limits=limits) as rest:
         clients = []
         for _ in range(60):
             client = socket.create_connection(("127.0.0.1", rest.port), timeout=10)

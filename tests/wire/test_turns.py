@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_writer import ServerLimits
-from batchtune.wire.http2 import LARGEST_STREAM_ID, PREFACE, encode_block
+from batchtune.wire.http2 import LARGEST_STREAM_ID
 from batchtune.wire.listener import LARGE_READ_BYTES, STRIDE_BYTES, Listener, SharedLimits, Turns
+from tests.wire import wire_peers
 from tests.wire.wire_peers import (
-    REQUEST_HEADERS,
+    BLOCK,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    OPENING,
+    PING,
     ServerUnderTest,
-    frames_of,
     grpc_message,
     raw_frame,
+    request_frames,
+    turns,
 )
 
-DATA, HEADERS, _, RST, SETTINGS, _, PING, GOAWAY, WINDOW, _ = range(10)
-OPENING = PREFACE + raw_frame(SETTINGS, 0, 0)
-BLOCK = encode_block(REQUEST_HEADERS)
 REQUESTS = 60
 A_SLICE = 6
 """Looks at a clock that ticks 0.1 ms with each, at most; so with each gRPC request of a kilobyte."""
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def ticking_clock() -> Callable[[], float]:
@@ -43,14 +39,7 @@ def ticking_clock() -> Callable[[], float]:
 
 def opened(**options: Any) -> ServerUnderTest:
     """A server for which each look at the clock takes 0.1 ms."""
-    server = ServerUnderTest(now_s=ticking_clock(), **options)
-    server.connection.data_received(OPENING)
-    server.transport.take()
-    return server
-
-
-def request_frames(stream_id: int, payload: bytes) -> bytes:
-    return raw_frame(HEADERS, 4, stream_id, BLOCK) + raw_frame(DATA, 1, stream_id, grpc_message(payload))
+    return wire_peers.opened(now_s=ticking_clock(), **options)
 
 
 def requests(first: int = 0) -> bytes:
@@ -62,15 +51,9 @@ def requests(first: int = 0) -> bytes:
 
 
 def numbers(server: ServerUnderTest) -> list[int]:
-    return [int(call.message) for call in server.calls]
+    return [int(message) for message in server.messages]
 
 
-async def turns_of_the_loop(count: int = 4 * REQUESTS) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-@in_loop
 async def test_others_have_their_turn_between_two_slices_and_the_order_is_kept() -> None:
     server = opened()
     begun: list[int] = []
@@ -80,45 +63,41 @@ async def test_others_have_their_turn_between_two_slices_and_the_order_is_kept()
         if len(server.calls) < REQUESTS:
             asyncio.get_running_loop().call_soon(other_work)
 
-    server.connection.data_received(requests())
+    server.receive(requests())
     assert 0 < len(server.calls) <= A_SLICE
     assert server.transport.reads_paused
     other_work()
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert max(after - before for before, after in itertools.pairwise(begun)) <= A_SLICE
     assert numbers(server) == list(range(REQUESTS))
     assert not server.transport.reads_paused
 
 
-@in_loop
 async def test_a_small_read_is_worked_off_at_once() -> None:
     server = opened()
     frames = request_frames(1, b"0") + raw_frame(PING, 0, 0, b"12345678") * 40
     assert len(frames) <= STRIDE_BYTES
-    server.connection.data_received(frames)
-    assert len(frames_of(server.transport.take())) == 40
+    server.receive(frames)
+    assert len(server.frames()) == 40
     assert not server.transport.reads_paused
 
 
-@in_loop
 async def test_what_arrives_meanwhile_comes_after_what_waits() -> None:
     server = opened()
     frames = requests()
-    server.connection.data_received(frames[:10_000])
-    for at in range(10_000, len(frames), 100):
-        server.connection.data_received(frames[at : at + 100])
+    server.receive(frames[:10_000], *(frames[at : at + 100] for at in range(10_000, len(frames), 100)))
     assert len(server.calls) <= A_SLICE
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert numbers(server) == list(range(REQUESTS))
     assert server.connection.arriving_bytes == 0
 
 
-@in_loop
 async def test_connections_take_turns() -> None:
     shared = Listener(SharedLimits())
     servers = [opened(listener=shared) for _ in range(3)]
     for server in servers:
-        server.connection.data_received(requests())
+        server.receive(requests())
+    assert 0 < 2 * len(servers[1].calls) < len(servers[0].calls), "who comes while others wait does little"
     behind: list[int] = []
     while min(len(server.calls) for server in servers) < REQUESTS:
         await asyncio.sleep(0)
@@ -128,152 +107,130 @@ async def test_connections_take_turns() -> None:
     assert all(numbers(server) == list(range(REQUESTS)) for server in servers)
 
 
-@in_loop
-async def test_a_connection_that_comes_while_others_wait_does_little_before_its_turn() -> None:
-    shared = Listener(SharedLimits())
-    first, second = opened(listener=shared), opened(listener=shared)
-    for server in (first, second):
-        server.connection.data_received(requests())
-    assert 0 < 2 * len(second.calls) < len(first.calls)
-
-
-@in_loop
 async def test_what_waits_counts_as_arriving_and_excuses_the_client() -> None:
     server = opened()
     frames = requests()
-    server.connection.data_received(frames)
+    server.receive(frames)
     assert len(frames) / 2 < server.connection.arriving_bytes < len(frames)
     assert server.connection.waits_for_us
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert server.connection.arriving_bytes == 0
     assert not server.connection.waits_for_us
 
 
-@in_loop
 async def test_nothing_is_begun_or_kept_of_a_client_that_is_gone() -> None:
     shared = Listener(SharedLimits())
     server = opened(listener=shared)
-    server.connection.data_received(requests())
+    server.receive(requests())
     begun = len(server.calls)
     server.connection.connection_lost(None)
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert len(server.calls) == begun
     assert all(call.cancelled for call in server.calls)
     assert (server.connection.arriving_bytes, shared.arriving.held_bytes) == (0, 0)
 
 
-@in_loop
 async def test_an_error_ends_the_connection_once_it_is_its_turn() -> None:
     server = opened(echo=True)
-    server.connection.data_received(
-        requests() + raw_frame(DATA, 0, 0, b"x") + request_frames(2 * REQUESTS + 1, b"0")
-    )
+    server.receive(requests() + raw_frame(DATA, 0, 0, b"x") + request_frames(2 * REQUESTS + 1, b"0"))
     assert not server.transport.closed
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert numbers(server) == list(range(REQUESTS))
-    assert frames_of(server.transport.take())[-1][0] == GOAWAY
+    assert server.frames()[-1][0] == GOAWAY
     assert server.transport.closed
 
 
-@in_loop
 async def test_a_flood_is_counted_over_all_its_turns() -> None:
     server = opened(limits=ServerLimits(max_control_frames_per_s=100))
-    server.connection.data_received(raw_frame(PING, 0, 0, b"12345678") * 1_000)
+    server.receive(raw_frame(PING, 0, 0, b"12345678") * 1_000)
     assert not server.transport.closed
-    await turns_of_the_loop()
-    assert frames_of(server.transport.take())[-1][0] == GOAWAY
+    await turns(4 * REQUESTS)
+    assert server.frames()[-1][0] == GOAWAY
 
 
-@in_loop
 async def test_draining_waits_for_what_has_arrived() -> None:
     server = opened(echo=True)
-    server.connection.data_received(requests() + raw_frame(PING, 1, 0, b"draining"))
+    server.receive(requests() + raw_frame(PING, 1, 0, b"draining"))
     server.connection.drain()
     assert len(server.calls) <= A_SLICE
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert numbers(server) == list(range(REQUESTS))
-    goaways = [payload for kind, _, _, payload in frames_of(server.transport.take()) if kind == GOAWAY]
+    goaways = [payload for kind, _, _, payload in server.frames() if kind == GOAWAY]
     assert [int.from_bytes(goaway[:4]) for goaway in goaways] == [LARGEST_STREAM_ID, 2 * REQUESTS - 1]
     assert server.transport.closed
 
 
-@in_loop
 async def test_reading_goes_on_only_when_the_socket_takes_answers_and_nothing_waits() -> None:
     server = opened()
-    server.connection.data_received(requests())
+    server.receive(requests())
     server.connection.pause_writing()
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert len(server.calls) == REQUESTS
     assert server.transport.reads_paused
     server.connection.resume_writing()
     assert not server.transport.reads_paused
-    server.connection.data_received(requests(REQUESTS))
+    server.receive(requests(REQUESTS))
     server.connection.pause_writing()
     server.connection.resume_writing()
     assert server.transport.reads_paused
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert not server.transport.reads_paused
 
 
-@in_loop
 async def test_the_next_of_large_reads_waits_for_a_turn() -> None:
     server = ServerUnderTest()  # whose slices are never over
-    server.connection.data_received(OPENING)
+    server.receive(OPENING)
     frame = raw_frame(DATA, 1, 1, grpc_message(bytes(2 * LARGE_READ_BYTES)))
-    server.connection.data_received(raw_frame(HEADERS, 4, 1, BLOCK) + frame[:LARGE_READ_BYTES])
+    server.receive(raw_frame(HEADERS, 4, 1, BLOCK) + frame[:LARGE_READ_BYTES])
     assert server.transport.reads_paused
-    await turns_of_the_loop(2)
+    await turns(2)
     assert not server.transport.reads_paused
-    server.connection.data_received(frame[LARGE_READ_BYTES:])
-    await turns_of_the_loop(2)
+    server.receive(frame[LARGE_READ_BYTES:])
+    await turns(2)
     assert not server.transport.reads_paused
     (call,) = server.calls
     assert len(call.message) == 2 * LARGE_READ_BYTES
 
 
-@in_loop
 async def test_who_fails_in_its_turn_costs_nobody_else_theirs() -> None:
     loop = asyncio.get_running_loop()
     failures: list[object] = []
     loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
-    turns, taken = Turns(lambda: 0.0), []
+    shared, taken = Turns(lambda: 0.0), []
 
     def fail() -> None:
         raise OSError("gone")
 
     for go_on in (fail, lambda: taken.append(1), fail, lambda: taken.append(2)):
-        turns.wait(go_on)
-    await turns_of_the_loop(10)
+        shared.wait(go_on)
+    await turns(10)
     assert taken == [1, 2]
     assert len(failures) == 2
 
 
-@in_loop
 async def test_a_fault_of_the_service_in_a_later_turn_closes_the_connection() -> None:
-    class Failing(ServerUnderTest):
-        def _dispatch(self, call: GrpcCall) -> None:
-            super()._dispatch(call)
-            if len(self.calls) == REQUESTS // 2:
-                raise OSError("broken")
+    def fail_at_half(call: GrpcCall) -> None:
+        server.calls.append(call)
+        if len(server.calls) == REQUESTS // 2:
+            raise OSError("broken")
 
     failures: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, said: failures.append(said["exception"]))
-    server = Failing(now_s=ticking_clock())
-    server.connection.data_received(OPENING)
-    server.connection.data_received(requests())
-    await turns_of_the_loop()
+    server = opened()
+    server.connection._held.dispatch = fail_at_half
+    server.receive(requests())
+    await turns(4 * REQUESTS)
     assert len(server.calls) == REQUESTS // 2
     assert server.transport.aborted
     assert len(failures) == 1
 
 
-@in_loop
 async def test_few_connections_go_on_in_one_turn_of_the_loop() -> None:
-    turns, taken = Turns(lambda: 0.0), []
+    shared, taken = Turns(lambda: 0.0), []
     for number in range(10):
-        turns.wait(partial(taken.append, number))
+        shared.wait(partial(taken.append, number))
     assert not taken
     await asyncio.sleep(0)
     assert 0 < len(taken) < 10
-    await turns_of_the_loop(10)
+    await turns(10)
     assert taken == list(range(10))

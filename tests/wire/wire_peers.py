@@ -17,8 +17,22 @@ import h2.settings
 from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall
 from batchtune.wire.grpc.server_connection import GrpcServerConnection
-from batchtune.wire.grpc.server_writer import ServerLimits
+from batchtune.wire.grpc.server_writer import AnswerWriter, ServerLimits
+from batchtune.wire.http2 import PREFACE, encode_block
 from batchtune.wire.listener import Listener
+
+INITIAL_WINDOW_SIZE = h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
+DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+REQUEST_HEADERS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/p.S/M"),
+    (":authority", "test:1"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+)
+BLOCK = encode_block(REQUEST_HEADERS)
+ANSWER_HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 
 
 def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:
@@ -28,6 +42,25 @@ def grpc_message(payload: bytes, *, compress: bool = False) -> bytes:
 
 def raw_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream_id) + payload
+
+
+OPENING = PREFACE + raw_frame(SETTINGS, 0, 0)
+
+
+def request_frames(stream_id: int, payload: bytes = b"ping") -> bytes:
+    return raw_frame(HEADERS, 4, stream_id, BLOCK) + raw_frame(DATA, 1, stream_id, grpc_message(payload))
+
+
+async def turns(count: int = 10) -> None:
+    """Let the loop go on with what it has begun."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 def frames_of(data: bytes) -> list[tuple[int, int, int, bytes]]:
@@ -140,21 +173,24 @@ class H2Server:
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def answer(
-        self,
-        stream_id: int,
-        payload: bytes = b"pong",
-        *,
-        status: str = "0",
-        head: Iterable[tuple[str, str]] = (),
-        trailers: Iterable[tuple[str, str]] = (),
-        raw: bytes | None = None,
-        **data_options: Any,
-    ) -> None:
+    def data(self, stream_id: int) -> bytes:
+        return b"".join(
+            event.data for event in self.of(h2.events.DataReceived) if event.stream_id == stream_id
+        )
+
+    def send(self, *parts: Any, stream_id: int = 1, ends: bool = True, pad_length: int | None = None) -> None:
+        """Lists of header fields and pieces of the body, the last of which ends the stream."""
+        for number, part in enumerate(parts, 1):
+            end_stream = ends and number == len(parts)
+            if isinstance(part, bytes):
+                self.h2.send_data(stream_id, part, end_stream=end_stream, pad_length=pad_length)
+            else:
+                self.h2.send_headers(stream_id, part, end_stream=end_stream)
+        self.exchange()
+
+    def answer(self, stream_id: int, payload: bytes = b"pong") -> None:
         """Answer a call as a gRPC server does."""
-        self.h2.send_headers(stream_id, [(":status", "200"), ("content-type", "application/grpc"), *head])
-        self.h2.send_data(stream_id, grpc_message(payload) if raw is None else raw, **data_options)
-        self.h2.send_headers(stream_id, [("grpc-status", status), *trailers], end_stream=True)
+        self.send(ANSWER_HEAD, grpc_message(payload), [("grpc-status", "0")], stream_id=stream_id)
 
 
 class ServerUnderTest:
@@ -180,15 +216,30 @@ class ServerUnderTest:
         if self._echo:
             call.reply(call.message)
 
+    @property
+    def writer(self) -> AnswerWriter:
+        assert self.connection._writer is not None
+        return self.connection._writer
 
-REQUEST_HEADERS = (
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/p.S/M"),
-    (":authority", "test:1"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-)
+    @property
+    def messages(self) -> list[bytes]:
+        return [call.message for call in self.calls]
+
+    def receive(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.connection.data_received(piece)
+
+    def frames(self) -> list[tuple[int, int, int, bytes]]:
+        """What was written since the last look."""
+        return frames_of(self.transport.take())
+
+
+def opened(**options: Any) -> ServerUnderTest:
+    """A server whose client is written by hand in the test."""
+    server = ServerUnderTest(**options)
+    server.receive(OPENING)
+    server.transport.take()
+    return server
 
 
 class H2Client:
@@ -249,3 +300,9 @@ class H2Client:
             if event.stream_id == stream_id:
                 fields.update(event.headers)
         return fields
+
+
+def served(window: int | None = None, **options: Any) -> tuple[ServerUnderTest, H2Client]:
+    """A server and its client, which takes no more than `window` bytes of an answer until it says so."""
+    server = ServerUnderTest(**options)
+    return server, H2Client(server, None if window is None else {INITIAL_WINDOW_SIZE: window})

@@ -6,21 +6,31 @@ They stand at the load room's boundary (the network); everything on our side of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import http.server
 import os
+import shutil
+import ssl
+import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self
 
+import grpc
 import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
 import numpy as np
+import pytest
 import uvloop
 
+from batchtune.load.clients.client import PREDICT_PATH
 from batchtune.load.fleet import LoadJob, samples_of, split
 from batchtune.load.samples import Columns, Samples, new_memory
 from batchtune.load.worker_process import Driver
@@ -150,11 +160,32 @@ class ScriptedHttp(ThreadedServer):
 
     def __init__(self, script: HttpScript) -> None:
         self.script = script
-        self.count = 0
         self.requests: list[bytes] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.requests)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [request.partition(b"\r\n\r\n")[2] for request in self.requests]
 
     def protocol(self) -> asyncio.Protocol:
         return _HttpConnection(self)
+
+
+def always(*answers: bytes) -> HttpScript:
+    """These answers in turn; an empty one is none."""
+
+    async def script(number: int, transport: asyncio.Transport) -> None:
+        transport.write(answers[number % len(answers)])
+
+    return script
+
+
+def load_http(script: HttpScript, arrivals: Arrivals, **job: Any) -> Samples:
+    with ScriptedHttp(script) as server:
+        return run_here(a_job("rest", server.port, arrivals, **job))
 
 
 class _HttpConnection(asyncio.Protocol):
@@ -173,16 +204,12 @@ class _HttpConnection(asyncio.Protocol):
         head, blank, rest = self.data.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
         if blank and len(rest) >= length:
+            number = self.server.count
             self.server.requests.append(self.data)
             self.data = b""
-            number = self.server.count
-            self.server.count += 1
-            task = asyncio.get_running_loop().create_task(self._answer(number))
+            task = asyncio.get_running_loop().create_task(self.server.script(number, self.transport))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-
-    async def _answer(self, number: int) -> None:
-        await self.server.script(number, self.transport)
 
 
 GrpcScript = Callable[[int, int, "H2Connection"], Awaitable[None]]
@@ -257,3 +284,93 @@ class H2Connection(asyncio.Protocol):
         trailers = [("grpc-status", str(status)), ("grpc-message", message)]
         self.h2.send_headers(stream_id, head + trailers, end_stream=True)
         self.flush()
+
+
+def load_grpc(
+    script: GrpcScript, arrivals: Arrivals, *, streams_max: int = 100, check_every: int = 0, **job: Any
+) -> Samples:
+    with ScriptedGrpc(script, streams_max=streams_max) as server:
+        return run_here(a_job("grpc", server.port, arrivals, check_every=check_every, **job))
+
+
+Certificate = tuple[Path, Path]
+"""A certificate that is its own authority, and its key."""
+
+
+def certificate_in(folder: Path) -> Certificate:
+    """One for localhost and 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, chain = folder / "key.pem", folder / "certificate.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-keyout", str(key), "-out", str(chain), "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    subprocess.run([*command, *names], check=True, capture_output=True)
+    return chain, key
+
+
+class _PythonServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that does not trust us ends its handshake."""
+
+
+@contextlib.contextmanager
+def python_server(answer: Callable[[bytes], bytes], certificate: Certificate | None = None) -> Iterator[int]:
+    """Python's own HTTP server; its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = answer(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = _PythonServer(("127.0.0.1", 0), Handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    with server:
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+Predict = Callable[[bytes, grpc.ServicerContext], bytes]
+
+
+@contextlib.contextmanager
+def grpcio_server(predict: Predict, certificate: Certificate | None = None) -> Iterator[int]:
+    """grpcio's server of Predict; its port."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    service, method = PREDICT_PATH[1:].split("/")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(predict)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    if certificate is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        chain, key = (path.read_bytes() for path in certificate)
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, chain)]))
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()

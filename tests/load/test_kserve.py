@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,12 +13,10 @@ import pytest
 from batchtune.errors import UsageError
 from batchtune.load.clients.client import http_posts
 from batchtune.load.fleet import LoadJob
-from batchtune.load.samples import Status, of_grpc, of_http
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.endpoint import Endpoint
 from batchtune.wire.kserve_infer import ModelInferRequest, json_length, signature_from_metadata
-from batchtune.wire.status import GRPC_CODES
 from tests.load.load_servers import closed, evenly, run_here
 from tests.target.kserve_server import METADATA, KserveServer
 
@@ -72,15 +71,7 @@ def test_answers_are_compared_with_what_is_expected(server: KserveServer, protoc
     expected = doubles(requests_of("kserve_grpc"))  # the same seed draws the same values
     plain = requests_of(protocol)
     for answers, errors in ((expected, {}), (doubles(requests_of("kserve_grpc"), 3.0), {"WRONG_ANSWER": 6})):
-        requests = RequestSet(
-            protocol=plain.protocol,
-            model_name="m",
-            bodies=plain.bodies,
-            rows=plain.rows,
-            order=plain.order,
-            timeout_s=5.0,
-            expected=answers,
-        )
+        requests = replace(plain, expected=answers)
         assert run_here(job(server, requests, closed(1, 6))).errors() == errors
 
 
@@ -125,26 +116,6 @@ def test_what_json_cannot_hold_is_a_usage_error_that_names_the_way_out() -> None
         build_requests(RequestSpec(protocol=protocol), signature, model_name="m")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="FP16 cannot travel as JSON, only as binary data"):
         build_requests(RequestSpec(protocol="kserve_rest"), signature, model_name="m")
-
-
-# The words of tritonserver 2.51.0 with its codes.
-REFUSALS = [
-    (503, "UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size", Status.QUEUE_FULL),
-    (503, "UNAVAILABLE", "Request timeout expired", Status.EXPIRED),
-    (400, "INVALID_ARGUMENT", "[request id: <id_unknown>] inference request batch-size must be <= 8 for 'm'", Status.TOO_LARGE),
-    (400, "INVALID_ARGUMENT", "inference input 'X' data-type is 'INT32', but model 'm' expects 'FP32'", Status.INVALID_REQUEST),
-    (404, "NOT_FOUND", "Request for unknown model: 'nope' is not found", Status.INVALID_REQUEST),
-    (500, "INTERNAL", "failed to parse the request JSON buffer: Missing a name for object member. at 1", Status.INVALID_REQUEST),
-    (500, "INTERNAL", "Failed to process the request(s) for model 'm'", Status.SERVER_ERROR),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("http_status", "code", "text", "status"), REFUSALS, ids=[one[3].name for one in REFUSALS]
-)
-def test_tritons_refusals_have_their_class(http_status: int, code: str, text: str, status: Status) -> None:
-    assert of_grpc(GRPC_CODES[code], text) == status
-    assert of_http(http_status, f'{{"error":"{text}"}}') == status
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -29,6 +29,7 @@ from batchtune.load.samples import (
 )
 from batchtune.load.worker_process import WorkerReport
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
+from batchtune.wire.status import GRPC_CODES
 from tests.load.load_servers import a_job, evenly, requests_for
 from tests.measure.send_lag import send_lag_ns
 
@@ -281,25 +282,56 @@ def test_a_look_at_a_worker_that_goes_on_meanwhile_counts_what_it_saw(columns: C
     assert (live.sent, live.done, live.in_flight, live.overdue) == (6, 6, 0, 0)
 
 
-def test_words_decide_before_codes() -> None:
-    full = "The batch scheduling queue to which this task was submitted is full; task size is 4 but …"
-    assert of_grpc(14, full) is Status.QUEUE_FULL
-    assert of_grpc(14, "Exceeds maximum queue size") is Status.QUEUE_FULL
-    assert of_grpc(14, "Request timeout expired") is Status.EXPIRED
-    assert of_grpc(14, "Socket closed") is Status.SERVER_ERROR
-    assert of_grpc(8, "") is Status.THREAD_POOL_EXHAUSTED
-    assert of_grpc(8, "out of memory") is Status.SERVER_ERROR
-    assert of_grpc(14, "the peer reset the stream: REFUSED_STREAM") is Status.RESET
-    assert of_http(413, "") is Status.TOO_LARGE
-    assert of_http(408, "") is Status.TIMEOUT
-    assert of_grpc(8, "quota exceeded") is Status.QUEUE_FULL
-    assert of_http(429, "slow down") is Status.QUEUE_FULL
-    assert of_http(429, "OOM when allocating tensor") is Status.SERVER_ERROR
+FULL = "The batch scheduling queue to which this task was submitted is full; task size is 4 but …"
+QUEUED = "Run() timeout exceeded while waiting in batching queue"
+TRITON_FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
+TRITON_LARGE = "[request id: <id_unknown>] inference request batch-size must be <= 8 for 'm'"
+TRITON_TYPE = "inference input 'X' data-type is 'INT32', but model 'm' expects 'FP32'"
+TRITON_JSON = "failed to parse the request JSON buffer: Missing a name for object member. at 1"
+
+
+@pytest.mark.parametrize(
+    ("grpc_code", "http_code", "text", "status"),
+    [
+        ("UNAVAILABLE", 503, FULL, Status.QUEUE_FULL),
+        ("UNAVAILABLE", 503, TRITON_FULL, Status.QUEUE_FULL),
+        ("UNAVAILABLE", 503, "Request timeout expired", Status.EXPIRED),
+        ("RESOURCE_EXHAUSTED", 429, QUEUED, Status.EXPIRED),
+        ("UNAVAILABLE", 503, "Socket closed", Status.SERVER_ERROR),
+        ("UNAVAILABLE", None, "the peer reset the stream: REFUSED_STREAM", Status.RESET),
+        ("RESOURCE_EXHAUSTED", None, "", Status.THREAD_POOL_EXHAUSTED),
+        ("RESOURCE_EXHAUSTED", None, "Server Threadpool Exhausted", Status.THREAD_POOL_EXHAUSTED),
+        ("RESOURCE_EXHAUSTED", None, "Received message larger than max (9 vs. 4)", Status.TOO_LARGE),
+        ("RESOURCE_EXHAUSTED", 429, "out of memory", Status.SERVER_ERROR),
+        ("RESOURCE_EXHAUSTED", 429, "OOM when allocating tensor", Status.SERVER_ERROR),
+        ("RESOURCE_EXHAUSTED", 429, "quota exceeded", Status.QUEUE_FULL),
+        ("INVALID_ARGUMENT", 400, "Task size 9 is larger than maximum input batch size 4", Status.TOO_LARGE),
+        ("INVALID_ARGUMENT", 400, "Task size 9 is larger than maximum batch size 4", Status.TOO_LARGE),
+        ("INVALID_ARGUMENT", 400, TRITON_LARGE, Status.TOO_LARGE),
+        ("INVALID_ARGUMENT", 400, TRITON_TYPE, Status.INVALID_REQUEST),
+        ("NOT_FOUND", 404, "Request for unknown model: 'nope' is not found", Status.INVALID_REQUEST),
+        ("NOT_FOUND", 404, "Could not find any versions of model m", Status.INVALID_REQUEST),
+        ("UNAUTHENTICATED", 401, "who are you?", Status.INVALID_REQUEST),
+        ("DEADLINE_EXCEEDED", 504, "Timed out waiting for notification", Status.TIMEOUT),
+        ("INTERNAL", 500, TRITON_JSON, Status.INVALID_REQUEST),
+        ("INTERNAL", 500, "Failed to process the request(s) for model 'm'", Status.SERVER_ERROR),
+        (None, 413, "", Status.TOO_LARGE),
+        (None, 408, "", Status.TIMEOUT),
+        (None, 499, "", Status.SERVER_ERROR),
+        (None, 302, "", Status.INVALID_REQUEST),
+    ],
+)
+def test_words_decide_before_codes(
+    grpc_code: str | None, http_code: int | None, text: str, status: Status
+) -> None:
+    if grpc_code is not None:
+        assert of_grpc(GRPC_CODES[grpc_code], text) is status
+    if http_code is not None:
+        assert of_http(http_code, f'{{"error":"{text}"}}') is status
+
+
+def test_what_a_refusal_to_come_back_to_and_a_lost_connection_are() -> None:
     assert of_http(503, "busy", retry_after=True) is Status.QUEUE_FULL
-    assert of_http(503, "busy") is Status.SERVER_ERROR
-    assert of_http(499, "") is Status.SERVER_ERROR
-    assert of_http(401, "who are you?") is Status.INVALID_REQUEST
-    assert of_http(302, "") is Status.INVALID_REQUEST
     assert of_lost_connection("PROTOCOL_ERROR: DATA before HEADERS") is Status.MALFORMED
     assert of_lost_connection("the peer closed the connection") is Status.RESET
 

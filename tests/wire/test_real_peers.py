@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from contextlib import asynccontextmanager, contextmanager
@@ -23,7 +23,10 @@ from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.status import GRPC_CODES
+from tests.load.load_servers import certificate_in
+from tests.wire.wire_peers import until
 
+loop_factory = uvloop.new_event_loop
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -55,13 +58,8 @@ async def our_server(
         await server.drain(5)
 
 
-@contextmanager
-def grpcio_channel(port: int) -> Iterator[grpc.Channel]:
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=UNLIMITED)
-    try:
-        yield channel
-    finally:
-        channel.close()
+def grpcio_channel(port: int) -> grpc.Channel:
+    return grpc.insecure_channel(f"127.0.0.1:{port}", options=UNLIMITED)
 
 
 def use_grpcio(port: int) -> None:
@@ -84,68 +82,46 @@ def use_grpcio(port: int) -> None:
         assert b"('key', 'v')" in told
         assert b"('raw-bin', 'AP8')" in told
         assert told.endswith(b", True)")
-        assert list(channel.stream_stream("/p.S/Reverse")(iter([b"abc", b"de"]), timeout=60)) == [
-            b"cba",
-            b"ed",
-        ]
+        reversed_parts = channel.stream_stream("/p.S/Reverse")(iter([b"abc", b"de"]), timeout=60)
+        assert list(reversed_parts) == [b"cba", b"ed"]
         with pytest.raises(grpc.RpcError) as failure:
             channel.unary_unary("/p.S/Hang")(b"", timeout=0.05)
         assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_grpcio_is_served() -> None:
-    async def main() -> None:
-        async with our_server() as server:
-            await asyncio.to_thread(use_grpcio, server.port)
-
-    uvloop.run(main())
-
-
-def test_grpcio_aio_is_served() -> None:
-    async def main() -> None:
-        async with our_server() as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+async def test_grpcio_is_served() -> None:
+    async with our_server() as server:
+        await asyncio.to_thread(use_grpcio, server.port)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             echo = channel.unary_unary("/p.S/Echo")
             answers = await asyncio.gather(*(echo(b"%d" % i, timeout=60) for i in range(300)))
             assert answers == [b"%d" % i for i in range(300)]
 
-    asyncio.run(main())
+
+async def test_a_drained_server_finishes_what_grpcio_has_sent() -> None:
+    calls: list[GrpcCall] = []
+    async with our_server(calls.append) as server:
+        with grpcio_channel(server.port) as channel:
+            echo = channel.unary_unary("/p.S/Echo")
+            pending = [echo.future(b"%d" % i, timeout=60) for i in range(50)]
+            await until(lambda: len(calls) == 50)
+            draining = asyncio.create_task(server.drain(60))
+            await asyncio.sleep(0.02)
+            for call in calls:
+                call.reply(call.message)
+            assert await draining
+            assert [future.result() for future in pending] == [b"%d" % i for i in range(50)]
 
 
-def test_a_drained_server_finishes_what_grpcio_has_sent() -> None:
-    async def main() -> None:
-        calls: list[GrpcCall] = []
-        async with our_server(calls.append) as server:
-            with grpcio_channel(server.port) as channel:
-                echo = channel.unary_unary("/p.S/Echo")
-                pending = [echo.future(b"%d" % i, timeout=60) for i in range(50)]
-                await until(lambda: len(calls) == 50)
-                draining = asyncio.create_task(server.drain(60))
-                await asyncio.sleep(0.02)
-                for call in calls:
-                    call.reply(call.message)
-                assert await draining
-                assert [future.result() for future in pending] == [b"%d" % i for i in range(50)]
-
-    uvloop.run(main())
-
-
-def test_a_drain_ends_after_its_grace_though_a_call_hangs() -> None:
-    async def main() -> None:
-        async with our_server() as server:
-            with grpcio_channel(server.port) as channel:
-                hanging = channel.unary_unary("/p.S/Hang").future(b"", timeout=60)
-                await until(lambda: bool(server.connections))
-                assert not await server.drain(0.05)
-                with pytest.raises(grpc.RpcError):
-                    await asyncio.to_thread(hanging.result)
-
-    uvloop.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+async def test_a_drain_ends_after_its_grace_though_a_call_hangs() -> None:
+    calls: list[GrpcCall] = []
+    async with our_server(calls.append) as server:
+        with grpcio_channel(server.port) as channel:
+            hanging = channel.unary_unary("/p.S/Echo").future(b"", timeout=60)
+            await until(lambda: calls)
+            assert not await server.drain(0.05)
+            with pytest.raises(grpc.RpcError):
+                await asyncio.to_thread(hanging.result)
 
 
 async def run(*command: str) -> str:
@@ -160,53 +136,28 @@ async def run(*command: str) -> str:
     return output.decode()
 
 
-def test_curl_is_told_what_this_port_speaks() -> None:
-    async def main() -> None:
-        async with our_server() as server:
-            url = f"http://127.0.0.1:{server.port}/v1/models/m"
-            assert (await run("curl", "-si", "--http2-prior-knowledge", url)).startswith("HTTP/2 405")
-            assert (await run("curl", "-si", "--http2-prior-knowledge", "-d", "{}", url)).startswith(
-                "HTTP/2 415"
-            )
-            assert (await run("curl", "-si", url)).startswith("HTTP/1.1 505")
-
-    asyncio.run(main())
-
-
 @pytest.fixture
-def request_file(tmp_path: Path) -> str:
+def of_grpc(tmp_path: Path) -> list[str]:
+    """Options of curl, nghttp and h2load for a request of 1,000 bytes."""
     path = tmp_path / "request"
     path.write_bytes(b"\0\0\0\3\xe8" + b"x" * 1_000)
-    return str(path)
+    return ["-d", str(path), "-H", "content-type: application/grpc", "-H", "te: trailers"]
 
 
-GRPC_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
-
-
-def test_nghttp_reads_answer_and_trailers(request_file: str) -> None:
-    async def main() -> None:
-        async with our_server() as server:
-            url = f"http://127.0.0.1:{server.port}/p.S/Echo"
-            said = await run("nghttp", "-nv", "--no-dep", "-d", request_file, *GRPC_HEADERS, url)
-            assert ":status: 200" in said
-            assert re.search(r"recv DATA frame <length=1005, flags=0x00", said)
-            assert "grpc-status: 0" in said
-            said = await run(
-                "nghttp", "-nv", "-b", "200", "-d", request_file, *GRPC_HEADERS, url
-            )  # with PADDED frames
-            assert "grpc-status: 0" in said
-
-    asyncio.run(main())
-
-
-def test_h2load_finds_no_failure(request_file: str) -> None:
-    async def main() -> None:
-        async with our_server() as server:
-            url = f"http://127.0.0.1:{server.port}/p.S/Echo"
-            said = await run("h2load", "-n2000", "-c5", "-m10", "-d", request_file, *GRPC_HEADERS, url)
-            assert "2000 succeeded, 0 failed, 0 errored" in said
-
-    uvloop.run(main())
+async def test_curl_nghttp_and_h2load_are_served(of_grpc: list[str]) -> None:
+    async with our_server() as server:
+        url = f"http://127.0.0.1:{server.port}/p.S/Echo"
+        known = ("curl", "-si", "--http2-prior-knowledge")
+        assert (await run(*known, url)).startswith("HTTP/2 405")
+        assert (await run(*known, "-d", "{}", url)).startswith("HTTP/2 415")
+        assert (await run("curl", "-si", url)).startswith("HTTP/1.1 505")
+        said = await run("nghttp", "-nv", "--no-dep", *of_grpc, url)
+        assert ":status: 200" in said
+        assert re.search(r"recv DATA frame <length=1005, flags=0x00", said)
+        assert "grpc-status: 0" in said
+        assert "grpc-status: 0" in await run("nghttp", "-nv", "-b", "200", *of_grpc, url)  # PADDED frames
+        said = await run("h2load", "-n2000", "-c5", "-m10", *of_grpc, url)
+        assert "2000 succeeded, 0 failed, 0 errored" in said
 
 
 class Client:
@@ -287,9 +238,9 @@ def grpcio_server() -> Iterator[tuple[grpc.Server, int]]:
         server.stop(None).wait()
 
 
-def test_a_grpcio_server_answers_our_client() -> None:
-    async def main(port: int) -> None:
-        client = Client()
+async def test_a_grpcio_server_answers_our_client() -> None:
+    client = Client()
+    with grpcio_server() as (_, port):
         await client.connect(port)
         assert client.connection.capacity == 64
         for size in (0, 1, 1_000, 70_000, 20 * 2**20):
@@ -297,34 +248,29 @@ def test_a_grpcio_server_answers_our_client() -> None:
             assert await client.ask("/p.S/Echo", message) == (0, message, "")
         assert await client.ask("/p.S/Refuse", b"") == (14, b"", "voll ü%\n")
         assert (await client.ask("/p.S/None", b""))[0] == GRPC_CODES["UNIMPLEMENTED"]
-        options: dict[str, Any] = {"metadata": [("key", "v"), ("raw-bin", b"\0\xff")], "timeout_s": 50}
-        status, told, _ = await client.ask("/p.S/Tell", b"", **options)
+        metadata = [("key", "v"), ("raw-bin", b"\0\xff")]
+        status, told, _ = await client.ask("/p.S/Tell", b"", metadata=metadata, timeout_s=50)
         assert status == 0
         assert b"key='key', value='v'" in told
         assert b"value=b'\\x00\\xff'" in told
         assert told.endswith(b", True)")
-        accepting = {"metadata": [("grpc-accept-encoding", "identity,gzip")]}
-        assert await client.ask("/p.S/Squeeze", b"a" * 50_000, **accepting) == (0, b"a" * 50_000, "")
+        accepting = [("grpc-accept-encoding", "identity,gzip")]
+        assert await client.ask("/p.S/Squeeze", b"a" * 50_000, metadata=accepting) == (0, b"a" * 50_000, "")
         client.connection.close()
 
-    with grpcio_server() as (_, port):
-        uvloop.run(main(port))
 
+async def test_every_call_is_accounted_for_when_a_grpcio_server_stops() -> None:
+    client = Client()
+    prepared = prepare_call("/p.S/Echo", "localhost", b"x" * 100)
+    tags = itertools.count()
 
-def test_every_call_is_accounted_for_when_a_grpcio_server_stops() -> None:
-    async def main(server: grpc.Server, port: int) -> None:
-        client = Client()
+    def load() -> None:
+        while client.connection.capacity:
+            client.connection.call(prepared, next(tags))
+        client.connection.flush()
+
+    with grpcio_server() as (server, port):
         await client.connect(port)
-        prepared = prepare_call("/p.S/Echo", "localhost", b"x" * 100)
-        sent = 0
-
-        def load() -> None:
-            nonlocal sent
-            while client.connection.capacity:
-                client.connection.call(prepared, sent)
-                sent += 1
-            client.connection.flush()
-
         load()
         while not client.lost and len(client.answers) < 200_000:
             client.changed.clear()
@@ -332,32 +278,14 @@ def test_every_call_is_accounted_for_when_a_grpcio_server_stops() -> None:
             if len(client.answers) > 1_000 and not client.connection.retiring:
                 server.stop(0.5)
             load()
-        ((tags, reason),) = client.lost
-        assert reason
-        assert sorted([*client.answers, *tags]) == list(range(sent))
-        assert {status for status, _, _ in client.answers.values()} <= {0, 1, 14}
-
-    with grpcio_server() as (server, port):
-        uvloop.run(main(server, port))
+    ((lost, reason),) = client.lost
+    assert reason
+    assert sorted([*client.answers, *lost]) == list(range(next(tags)))
+    assert {status for status, _, _ in client.answers.values()} <= {0, 1, 14}
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[str, str]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    key, chain = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    subprocess.run(
-        ["openssl", "req", "-x509", *ec, "-keyout", key, "-out", chain, *subject],
-        check=True,
-        capture_output=True,
-    )
-    return key, chain
-
-
-def test_tls_with_alpn_works_for_both_ends(certificate: tuple[str, str]) -> None:
-    key, chain = certificate
+async def test_tls_with_alpn_works_for_both_ends(tmp_path: Path) -> None:
+    chain, key = certificate_in(tmp_path)
     ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ours.load_cert_chain(chain, key)
     ours.set_alpn_protocols(["h2"])
@@ -365,62 +293,40 @@ def test_tls_with_alpn_works_for_both_ends(certificate: tuple[str, str]) -> None
     theirs.set_alpn_protocols(["h2"])
 
     def use_grpcio_tls(port: int) -> None:
-        credentials = grpc.ssl_channel_credentials(Path(chain).read_bytes())
+        credentials = grpc.ssl_channel_credentials(chain.read_bytes())
         with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
             assert channel.unary_unary("/p.S/Echo")(b"safe", timeout=60) == b"safe"
 
-    async def main() -> None:
-        async with our_server(tls=ours) as server:
-            client = Client()
-            await client.connect(server.port, theirs)
-            assert await client.ask("/p.S/Echo", b"x" * 10**6, scheme="https") == (0, b"x" * 10**6, "")
-            client.connection.close()
-            await asyncio.to_thread(use_grpcio_tls, server.port)
-
-    asyncio.run(main())
+    async with our_server(tls=ours) as server:
+        client = Client()
+        await client.connect(server.port, theirs)
+        assert await client.ask("/p.S/Echo", b"x" * 10**6, scheme="https") == (0, b"x" * 10**6, "")
+        client.connection.close()
+        await asyncio.to_thread(use_grpcio_tls, server.port)
 
 
-def test_many_idle_connections_do_not_disturb_one_that_works() -> None:
-    async def main() -> None:
-        async with our_server() as server:
-            idle = [Client() for _ in range(300)]
-            for client in idle:
-                await client.connect(server.port)
-            assert len(server.connections) == 300
-            assert await idle[150].ask("/p.S/Echo", b"hello") == (0, b"hello", "")
-            for client in idle:
-                client.connection.close()
-            await until(lambda: not server.connections)
+async def test_a_client_that_does_not_read_is_not_answered_without_bound() -> None:
+    answered: list[int] = []
 
-    uvloop.run(main())
+    def grow(call: GrpcCall) -> None:
+        answered.append(call.stream_id)
+        call.reply(b"x" * 20_000)
 
-
-def test_a_client_that_does_not_read_is_not_answered_without_bound() -> None:
-    async def main() -> None:
-        answered = 0
-
-        def grow(call: GrpcCall) -> None:
-            nonlocal answered
-            answered += 1
-            call.reply(b"x" * 20_000)
-
-        async with our_server(grow) as server:
-            client = Client()
-            await client.connect(server.port)
-            transport = client.connection._transport
-            assert transport is not None
-            transport.pause_reading()
-            prepared = prepare_call("/p.S/Echo", "localhost", b"")
-            for tag in range(8_000):
-                client.connection.call(prepared, tag)
-            client.connection.flush()
-            before = -1
-            while before != answered:
-                before = answered
-                await asyncio.sleep(0.05)
-            assert 0 < answered < 7_000  # of 160 MB, what sockets and one read of requests amount to
-            transport.resume_reading()
-            await client.until(lambda: len(client.answers) == 8_000)
-            client.connection.close()
-
-    uvloop.run(main())
+    async with our_server(grow) as server:
+        client = Client()
+        await client.connect(server.port)
+        transport = client.connection._transport
+        assert transport is not None
+        transport.pause_reading()
+        prepared = prepare_call("/p.S/Echo", "localhost", b"")
+        for tag in range(8_000):
+            client.connection.call(prepared, tag)
+        client.connection.flush()
+        before = -1
+        while before != len(answered):
+            before = len(answered)
+            await asyncio.sleep(0.05)
+        assert 0 < before < 7_000  # of 160 MB, what sockets and one read of requests amount to
+        transport.resume_reading()
+        await client.until(lambda: len(client.answers) == 8_000)
+        client.connection.close()

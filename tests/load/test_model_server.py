@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
 from batchtune.load.clients.client import PREDICT_PATH
-from batchtune.load.samples import Status
 from batchtune.wire.tfserving.rest_json import encode_predict_json
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 from tests.load.load_servers import a_job, closed, evenly, requests_for, run_here
@@ -21,26 +19,17 @@ pytestmark = pytest.mark.smoke
 INPUTS = [np.full((rows, 2), rows, np.float32) for rows in (1, 3)]
 
 
-def serving(directory: Path, max_enqueued_batches: int) -> ServerProcess:
-    parameters = directory / "batching.txt"
-    parameters.write_text(
-        "max_batch_size {value: 4} num_batch_threads {value: 1} "
-        f"max_enqueued_batches {{value: {max_enqueued_batches}}}"
-    )
-    base_path = write_emulated(directory / "m", base_ms=5.0)
-    return ServerProcess(base_path, "--enable_batching", f"--batching_parameters_file={parameters}")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """With room for every request, however long this machine pauses."""
-    with serving(tmp_path_factory.mktemp("served"), max_enqueued_batches=100) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with serving(tmp_path_factory.mktemp("crowded"), max_enqueued_batches=2) as started:
+    directory = tmp_path_factory.mktemp("served")
+    parameters = directory / "batching.txt"
+    parameters.write_text(
+        "max_batch_size {value: 4} num_batch_threads {value: 1} max_enqueued_batches {value: 100}"
+    )
+    base_path = write_emulated(directory / "m", base_ms=5.0)
+    flags = ("--enable_batching", f"--batching_parameters_file={parameters}")
+    with ServerProcess(base_path, *flags) as started:
         yield started
 
 
@@ -70,19 +59,5 @@ def test_answers_equal_what_grpcio_receives(server: ServerProcess, protocol: str
         assert samples.errors() == {}
         assert samples.answers_checked == len(samples) == 30
         assert (samples.latency_ns > 5_000_000).all()
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "rest"])
-def test_a_full_queue_and_a_task_too_large_are_told_apart(
-    crowded_server: ServerProcess, protocol: str
-) -> None:
-    port = crowded_server.grpc_port if protocol == "grpc" else crowded_server.rest_port
-    too_large = np.zeros((5, 2), np.float32)
-    requests = requests_for(
-        protocol, bodies=(encoded(protocol, INPUTS[0]), encoded(protocol, too_large)), rows=(1, 5)
-    )
-    samples = run_here(a_job(protocol, port, closed(60, 240), requests=requests))
-    assert set(samples.errors()) == {"QUEUE_FULL", "TOO_LARGE"}
-    assert (samples.status[samples.rows == 5] == Status.TOO_LARGE).all()
-    assert (samples.status[samples.rows == 1] != Status.TOO_LARGE).all()
-    assert "batch scheduling queue" in samples.error_texts["QUEUE_FULL"]
+    too_large = requests_for(protocol, bodies=(encoded(protocol, np.zeros((5, 2), np.float32)),), rows=(5,))
+    assert run_here(a_job(protocol, port, closed(2, 8), requests=too_large)).errors() == {"TOO_LARGE": 8}

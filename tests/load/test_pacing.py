@@ -4,104 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvloop
 
 from batchtune.load.worker_process import Pacer
 
 MILLISECOND_NS = 1_000_000
+loop_factory = uvloop.new_event_loop
 
 
-def in_loop(body: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await body()
+@contextmanager
+def paced(on_wake: Callable[[Pacer], None] = lambda _: None) -> Iterator[tuple[Pacer, list[int]]]:
+    """A pacer in this loop, and the instants at which it woke."""
+    wakes: list[int] = []
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    def wake() -> None:
+        wakes.append(time.monotonic_ns())
+        on_wake(pacer)
+
+    pacer = Pacer(asyncio.get_running_loop(), wake)
+    yield pacer, wakes
+    pacer.close()
+    pacer.close()
 
 
-def test_it_never_wakes_before_the_time() -> None:
-    async def body() -> None:
-        woken = asyncio.Event()
-        pacer = Pacer(asyncio.get_running_loop(), woken.set)
-        for offset_ns in (3 * MILLISECOND_NS, 100_000, 12_345_678):
-            woken.clear()
+async def woken(wakes: list[int], count: int = 1) -> None:
+    async with asyncio.timeout(5):
+        while len(wakes) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_it_never_wakes_before_the_time_and_at_once_for_one_in_the_past() -> None:
+    with paced() as (pacer, wakes):
+        for offset_ns in (3 * MILLISECOND_NS, 100_000, 12_345_678, -1):
+            wakes.clear()
             when_ns = time.monotonic_ns() + offset_ns
             pacer.wake_at(when_ns)
-            await asyncio.wait_for(woken.wait(), 5)
-            assert time.monotonic_ns() >= when_ns
-        pacer.close()
-
-    in_loop(body)
-
-
-def test_a_time_in_the_past_wakes_at_once() -> None:
-    async def body() -> None:
-        woken = asyncio.Event()
-        pacer = Pacer(asyncio.get_running_loop(), woken.set)
-        for when_ns in (0, -5, time.monotonic_ns() - 1):
-            woken.clear()
+            await woken(wakes)
+            assert wakes[0] >= when_ns
+        for when_ns in (0, -5):
+            wakes.clear()
             pacer.wake_at(when_ns)
-            await asyncio.wait_for(woken.wait(), 5)
-        pacer.close()
-
-    in_loop(body)
+            await woken(wakes)
 
 
-def test_it_wakes_once_for_each_time_and_the_last_time_given_holds() -> None:
-    async def body() -> None:
-        wakes: list[int] = []
-        woken = asyncio.Event()
-
-        def wake() -> None:
-            wakes.append(time.monotonic_ns())
-            woken.set()
-
-        pacer = Pacer(asyncio.get_running_loop(), wake)
+async def test_it_wakes_once_for_each_time_and_the_last_time_given_holds() -> None:
+    with paced() as (pacer, wakes):
         now_ns = time.monotonic_ns()
         pacer.wake_at(now_ns + 2 * MILLISECOND_NS)
         pacer.wake_at(now_ns + 20 * MILLISECOND_NS)
-        await asyncio.wait_for(woken.wait(), 5)
+        await woken(wakes)
         await asyncio.sleep(0.02)
         assert len(wakes) == 1
         assert wakes[0] >= now_ns + 19 * MILLISECOND_NS
-        pacer.close()
-
-    in_loop(body)
 
 
-def test_a_wake_may_set_the_next() -> None:
-    async def body() -> None:
-        wakes = 0
-        finished = asyncio.Event()
-
-        def wake() -> None:
-            nonlocal wakes
-            wakes += 1
-            if wakes < 20:
-                pacer.wake_at(time.monotonic_ns() - 1)
-            else:
-                finished.set()
-
-        pacer = Pacer(asyncio.get_running_loop(), wake)
+async def test_a_wake_may_set_the_next() -> None:
+    with paced(lambda pacer: pacer.wake_at(time.monotonic_ns() - 1) if len(wakes) < 20 else None) as (
+        pacer,
+        wakes,
+    ):
         pacer.wake_at(time.monotonic_ns())
-        await asyncio.wait_for(finished.wait(), 5)
+        await woken(wakes, 20)
         await asyncio.sleep(0.005)
-        assert wakes == 20
-        pacer.close()
-
-    in_loop(body)
+        assert len(wakes) == 20
 
 
-def test_a_closed_pacer_stays_silent() -> None:
-    async def body() -> None:
-        wakes: list[None] = []
-        pacer = Pacer(asyncio.get_running_loop(), lambda: wakes.append(None))
+async def test_a_closed_pacer_stays_silent() -> None:
+    with paced() as (pacer, wakes):
         pacer.wake_at(time.monotonic_ns() + MILLISECOND_NS)
-        pacer.close()
-        pacer.close()
-        await asyncio.sleep(0.01)
-        assert wakes == []
-
-    in_loop(body)
+    await asyncio.sleep(0.01)
+    assert wakes == []

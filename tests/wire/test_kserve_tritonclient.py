@@ -21,7 +21,6 @@ from batchtune.wire.kserve_infer import (
     encode_infer_json,
     encode_infer_request,
     json_length,
-    signature_from_response,
     to_raw,
 )
 
@@ -62,17 +61,6 @@ def test_binary_bodies_are_the_same_bytes(first: Array, second: Array) -> None:
     assert json_length(theirs) == header_length
 
 
-@given(st.sampled_from([name for name in NAMES if name != "float16"]), SHAPES, st.integers(0, 100))
-@settings(max_examples=50, deadline=None)
-def test_json_bodies_say_the_same(name: str, shape: tuple[int, ...], seed: int) -> None:
-    array = np.random.default_rng(seed).integers(0, 2, shape).astype(name)
-    theirs, _ = triton_http.InferenceServerClient.generate_request_body(
-        [http_input("a", array, binary=False)],
-        outputs=[triton_http.InferRequestedOutput("y", binary_data=False)],
-    )
-    assert json.loads(encode_infer_json({"a": array}))["inputs"] == json.loads(theirs)["inputs"]
-
-
 @given(ARRAYS, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_tritonclient_reads_rest_answers_as_we_do(array: Array, binary: bool) -> None:
@@ -104,28 +92,15 @@ def test_grpc_requests_are_what_tritonclient_makes_of_the_same_arrays(array: Arr
     assert ours == theirs
 
 
-@given(ARRAYS, ARRAYS)
+@given(ARRAYS)
 @settings(max_examples=150, deadline=None)
-def test_tritonclient_reads_grpc_answers_as_we_do(first: Array, second: Array) -> None:
+def test_tritonclient_reads_grpc_answers_as_we_do(array: Array) -> None:
     message = triton_grpc.service_pb2.ModelInferResponse(model_name="m", model_version="1", id="7")
     message.parameters["triton_final_response"].bool_param = True
-    for name, array in (("a", first), ("b", second)):
-        message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        message.raw_output_contents.append(to_raw(array))
-    theirs = triton_grpc.InferResult(message)
-    ours = decode_infer_response(message.SerializeToString())
-    assert list(ours) == ["a", "b"]
-    assert same(ours["a"], theirs.as_numpy("a"))
-    assert same(ours["b"], theirs.as_numpy("b"))
-
-
-def test_metadata_written_with_tritons_messages_are_read() -> None:
-    message = triton_grpc.service_pb2.ModelMetadataResponse(name="m", versions=["1", "2"], platform="python")
-    message.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
-    message.outputs.add(name="y", datatype="BYTES", shape=[-1])
-    found = signature_from_response("any", message.SerializeToString())
-    assert [(one.name, one.dtype, one.shape) for one in found.inputs] == [("x", "float32", (None, 3))]
-    assert [(one.name, one.dtype, one.shape) for one in found.outputs] == [("y", "object", (None,))]
+    message.outputs.add(name="a", datatype=datatype_of(array), shape=array.shape)
+    message.raw_output_contents.append(to_raw(array))
+    theirs = triton_grpc.InferResult(message).as_numpy("a")
+    assert same(decode_infer_response(message.SerializeToString())["a"], theirs)
 
 
 @given(counts=st.lists(st.integers(0, 2**64 - 1), min_size=15, max_size=15))
@@ -136,23 +111,17 @@ def test_statistics_by_grpc_are_read_as_tritonclient_writes_them(counts: list[in
     def duration() -> Any:
         return theirs.StatisticDuration(count=next(number), ns=next(number))
 
-    batch = theirs.InferBatchStatistics(
-        batch_size=next(number), compute_input=duration(), compute_infer=duration(), compute_output=duration()
-    )
-    totals = theirs.InferStatistics(success=duration(), fail=duration(), queue=duration())
+    parts = {name: duration() for name in ("compute_input", "compute_infer", "compute_output")}
     model = theirs.ModelStatistics(
         name="m",
         version="1",
-        last_inference=7,
         inference_count=next(number),
         execution_count=next(number),
-        inference_stats=totals,
-        batch_stats=[batch],
+        inference_stats=theirs.InferStatistics(success=duration(), fail=duration(), queue=duration()),
+        batch_stats=[theirs.InferBatchStatistics(batch_size=next(number), **parts)],
     )
     written = theirs.ModelStatisticsResponse(model_stats=[model]).SerializeToString()
-    ours = json_format.MessageToDict(ModelStatisticsResponse.FromString(written))["modelStats"][0]
-    known = json_format.MessageToDict(model)
-    assert known.pop("lastInference") == "7"
-    assert ours == known
+    (ours,) = json_format.MessageToDict(ModelStatisticsResponse.FromString(written))["modelStats"]
+    assert ours == json_format.MessageToDict(model)
     asked = ModelStatisticsRequest(name="m", version="3").SerializeToString()
     assert theirs.ModelStatisticsRequest.FromString(asked).version == "3"

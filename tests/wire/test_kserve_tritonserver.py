@@ -57,20 +57,8 @@ input [{ name: "x" data_type: TYPE_FP32 dims: [ 3 ] }]
 output [{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] }]
 instance_group [{ count: 1 kind: KIND_CPU }]
 """
-JSON_TYPES = [
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP32",
-    "FP64",
-]
-JSON_TYPES += ["STRING"]
+JSON_TYPES = ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"]
+JSON_TYPES += ["FP32", "FP64", "STRING"]
 
 
 def echo_config(types: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -34,7 +35,7 @@ from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.target.choice import OF_A_FLEET, placed
-from batchtune.tune.loader import Loader, LoadRun
+from batchtune.tune.loader import Figures, Loader, LoadRun
 from tests.load.cluster.cluster_fakes import LATENCY_NS, FakeHost, FakeTime, cluster_of, fleet_of_fakes
 from tests.load.load_servers import a_job, evenly, requests_for
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
@@ -61,6 +62,11 @@ def hosts_of(count: int, *, clock: FakeTime | None = None, **changes: Any) -> li
     return [FakeHost(clock, node=f"node-{number}", **changes) for number in range(count)]
 
 
+def run_on(hosts: list[FakeHost], schedule: Schedule, **fleet: Any) -> Samples:
+    with fleet_of_fakes(hosts, **fleet) as started:
+        return started.run(job_of(schedule))
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("wrong", [(), WRONG_CLOCKS], ids=["true clocks", "wrong clocks"])
@@ -70,8 +76,7 @@ def test_all_workers_together_send_the_schedule_of_one_process(workers: int, wro
     hosts = hosts_of(workers)
     for host, clock in zip(hosts, wrong, strict=False):
         vars(host).update(clock)
-    with fleet_of_fakes(hosts) as fleet:
-        samples = fleet.run(job_of(schedule))
+    samples = run_on(hosts, schedule)
     assert samples.due_ns.tolist() == schedule.due_ns.tolist()
     assert schedule.request_index is not None
     assert samples.rows.tolist() == (schedule.request_index + 1).tolist()
@@ -85,15 +90,13 @@ def test_all_workers_together_send_the_schedule_of_one_process(workers: int, wro
 @pytest.mark.parametrize("wrong", WRONG_CLOCKS)
 def test_a_clock_set_off_and_drifting_moves_no_request(wrong: dict[str, float]) -> None:
     """Each is sent within what the round trip leaves open, and 100 ppm of the time since the start."""
-    hosts = hosts_of(2)
-    vars(hosts[1]).update(wrong)
-    with fleet_of_fakes(hosts) as fleet:
-        samples = fleet.run(job_of(evenly(100, 2.0)))
-    right, other = hosts
+    right, other = hosts = hosts_of(2)
+    vars(other).update(wrong)
+    samples = run_on(hosts, evenly(100, 2.0))
     apart_ns = other.true_ns(other.start_ns) - right.true_ns(right.start_ns)
     assert abs(apart_ns) <= right.round_trip_ns + 0.3e9 * 100e-6
     note = next(note for note in samples.notes if note.startswith("worker 1 on node-1: clock"))
-    assert f"{hosts[1].offset_ns / 1e6:+.1f}"[:5] in note.replace(",", "")
+    assert f"{other.offset_ns / 1e6:+.1f}"[:5] in note.replace(",", "")
     assert f"drift {wrong.get('drift_ppm', 0.0):+.0f}" in note
 
 
@@ -131,11 +134,9 @@ def test_a_drift_within_what_its_readings_leave_open_is_no_reset() -> None:
 
 def test_rows_come_back_in_chunks_and_are_the_same() -> None:
     schedule = poisson(1000, 1.0)
-    (whole, chunked) = ([*hosts_of(2)], [*hosts_of(2)])
-    with fleet_of_fakes(whole) as fleet:
-        expected = fleet.run(job_of(schedule))
-    with fleet_of_fakes(chunked, chunk_rows=100) as fleet:
-        samples = fleet.run(job_of(schedule))
+    whole, chunked = hosts_of(2), hosts_of(2)
+    expected = run_on(whole, schedule)
+    samples = run_on(chunked, schedule, chunk_rows=100)
     assert chunked[0].asked_rows == [(first, first + 100) for first in range(0, 500, 100)]
     assert whole[0].asked_rows == [(0, 500)]
     assert samples.due_ns.tolist() == expected.due_ns.tolist()
@@ -146,10 +147,8 @@ def test_rows_come_back_in_chunks_and_are_the_same() -> None:
 
 
 def test_a_worker_of_no_request_sends_none() -> None:
-    with fleet_of_fakes(hosts_of(3)) as fleet:
-        samples = fleet.run(job_of(evenly(2, 1.0)))
-    assert len(samples) == 2
-    assert len(samples.workers) == 3
+    samples = run_on(hosts_of(3), evenly(2, 1.0))
+    assert (len(samples), len(samples.workers)) == (2, 3)
 
 
 FAULTS = [
@@ -199,24 +198,34 @@ def test_a_worker_that_is_lost_before_it_has_started_ends_the_command(call: str,
     assert caught.value.message == told
 
 
+def loader_of(
+    fleet: Any, *, clock: FakeClock, target: FakeTarget, of_ray: bool = True, **options: Any
+) -> Loader:
+    target.apply(Configuration(batching=None))
+    load: dict[str, Any] = {"arrivals": "poisson", "rate": 50}
+    scenario = scenario_of(load=load | ({"fleet": {"ray": "auto"}} if of_ray else {}), objective="latency")
+    return Loader(scenario, target, fleet, sleep=clock.sleep, **options)
+
+
+def run_by(loader: Loader) -> Figures:
+    return loader.run(LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0), on_live=lambda _live: None)
+
+
+def losses_of(figures: Figures) -> list[str]:
+    return [text_of(each) for each in figures.measurement.caveats if each.code == "worker_lost"]
+
+
 @pytest.mark.parametrize("call", ["client_max_rps", "prepare", "ready"])
 def test_a_worker_that_is_lost_before_the_start_of_a_load_is_gone_on_without(call: str) -> None:
     clock = FakeClock()
-    target = FakeTarget(clock)
-    target.apply(Configuration(batching=None))
-    scenario = scenario_of(
-        load={"arrivals": "poisson", "rate": 50, "fleet": {"ray": "auto"}}, objective="latency"
-    )
     hosts = hosts_of(3)
     hosts[0].dies_at = call
     with fleet_of_fakes(hosts) as fleet:
-        loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=fleet.client_max_rps)
-        run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
-        figures = loader.run(run, on_live=lambda _live: None)
+        loader = loader_of(fleet, clock=clock, target=FakeTarget(clock), client_max_rps=fleet.client_max_rps)
+        figures = run_by(loader)
     assert len(figures.samples) == 100
-    losses = [text_of(each) for each in figures.measurement.caveats if each.code == "worker_lost"]
-    assert len(losses) == 1
-    assert losses[0].startswith("load worker 0 on node-0: its node is gone")
+    (loss,) = losses_of(figures)
+    assert loss.startswith("load worker 0 on node-0: its node is gone")
     assert loader._client_max_rps == pytest.approx(2000.0)
 
 
@@ -260,13 +269,12 @@ def test_workers_that_whatever_else_runs_goes_before_are_told() -> None:
     hosts = hosts_of(3)
     with fleet_of_fakes(hosts, on_event=events.append):
         assert [event for event in events if "niceness" in event] == []
-    for host in hosts[1:]:
-        host.niceness = 15
+    hosts[1].niceness = hosts[2].niceness = 15
     with fleet_of_fakes(hosts, on_event=events.append):
-        assert events[-1] == (
-            "load fleet: 2 workers at niceness 15, behind whatever else runs there; start Ray there with "
-            "RAY_worker_niceness=0"
+        assert events[-1].startswith(
+            "load fleet: 2 workers at niceness 15, behind whatever else runs there; "
         )
+        assert events[-1].endswith("start Ray there with RAY_worker_niceness=0")
 
 
 def test_the_loopback_of_one_machine_is_not_sent_to_from_another() -> None:
@@ -289,12 +297,16 @@ def test_live_counts_are_sums_and_a_stop_reaches_every_worker() -> None:
     assert heard[-1].p95_s == pytest.approx(LATENCY_NS / 1e9)
 
 
+def interrupt_ourselves(_live: LiveAggregate | None = None) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_stops_every_worker_and_keeps_what_was_measured() -> None:
     hosts = hosts_of(2)
 
     def interrupt(live: LiveAggregate) -> None:
         if live.sent > 10 and not hosts[0].stopped:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt_ourselves()
 
     with fleet_of_fakes(hosts) as fleet, pytest.raises(LoadInterrupted) as caught:
         fleet.run(job_of(evenly(100, 60.0)), on_progress=interrupt)
@@ -302,20 +314,13 @@ def test_ctrl_c_stops_every_worker_and_keeps_what_was_measured() -> None:
     assert [host.stopped for host in hosts] == [True, True]
 
 
-class InterruptedAtStart(FakeHost):
-    """Ctrl-C comes when the first worker is told to start."""
-
-    def start(self, start_ns: int) -> None:
-        super().start(start_ns)
-        if self.node == "node-0":
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_ctrl_c_when_the_workers_start_stops_them() -> None:
-    clock = FakeTime()
-    hosts: list[FakeHost] = [InterruptedAtStart(clock, node=f"node-{number}") for number in range(2)]
-    with fleet_of_fakes(hosts) as fleet, pytest.raises(LoadInterrupted):
-        fleet.run(job_of(evenly(100, 60.0)))
+def test_ctrl_c_when_the_workers_start_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the first worker is told to start."""
+    hosts = hosts_of(2)
+    start = hosts[0].start
+    monkeypatch.setattr(hosts[0], "start", lambda start_ns: (start(start_ns), interrupt_ourselves()))
+    with pytest.raises(LoadInterrupted):
+        run_on(hosts, evenly(100, 60.0))
     assert [host.stopped for host in hosts] == [True, True]
 
 
@@ -323,14 +328,12 @@ def test_ctrl_c_under_a_load_that_loses_a_worker_ends_it() -> None:
     hosts = hosts_of(3)
     hosts[1].dies_after_s = 0.1
     signals = [signal.SIGINT]
-
-    def interrupt(_live: LiveAggregate) -> None:
-        if signals:
-            os.kill(os.getpid(), signals.pop())
-
     with fleet_of_fakes(hosts) as fleet:
         with pytest.raises(KeyboardInterrupt) as caught:
-            fleet.run(job_of(evenly(100, 60.0)), on_progress=interrupt)
+            fleet.run(
+                job_of(evenly(100, 60.0)),
+                on_progress=lambda _live: os.kill(os.getpid(), signals.pop()) if signals else None,
+            )
         assert isinstance(caught.value.__cause__, WorkerLostError)
         assert fleet.processes == 2
 
@@ -373,16 +376,8 @@ def test_a_load_is_sent_again_without_a_worker_that_was_lost_or_slow_twice(
     target = FakeTarget(clock)
     fleet = LosingFleet(target)
     fleet.late = late
-    target.apply(Configuration(batching=None))
-    scenario = scenario_of(
-        load={"arrivals": "poisson", "rate": 50, "fleet": {"ray": "auto"}}, objective="latency"
-    )
-    loader = Loader(scenario, target, fleet, sleep=clock.sleep, client_max_rps=lambda _requests: 90.0)
-    run = LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0)
-    figures = loader.run(run, on_live=lambda _live: None)
-    losses = [text_of(each) for each in figures.measurement.caveats if each.code == "worker_lost"]
-    assert losses
-    assert losses[0].startswith(told)
+    loader = loader_of(fleet, clock=clock, target=target, client_max_rps=lambda _requests: 90.0)
+    assert losses_of(run_by(loader))[0].startswith(told)
     assert (len(fleet.jobs), fleet.retired) == (loads, retired)
     assert loader._client_max_rps == pytest.approx(0.9 * client_max_rps)
 
@@ -392,10 +387,7 @@ def test_processes_of_one_machine_are_not_sent_again_for() -> None:
     target = FakeTarget(clock)
     fleet = LosingFleet(target)
     fleet.late = 9
-    target.apply(Configuration(batching=None))
-    scenario = scenario_of(load={"arrivals": "poisson", "rate": 50}, objective="latency")
-    loader = Loader(scenario, target, fleet, sleep=clock.sleep)
-    figures = loader.run(LoadRun(arrivals=evenly(50, 2.0), warm_up_s=0.0), on_live=lambda _live: None)
+    figures = run_by(loader_of(fleet, clock=clock, target=target, of_ray=False))
     assert len(fleet.jobs) == 1
     assert "worker_slow" in {each.code for each in figures.measurement.caveats}
 
@@ -404,8 +396,7 @@ def test_more_requests_than_are_kept_come_back_as_some_of_each_worker() -> None:
     """Drawn there, so that no more than is kept passes through the head."""
     hosts = hosts_of(2)
     schedule = evenly(1000, 1.0)
-    with fleet_of_fakes(hosts, chunk_rows=50, kept_max=250) as fleet:
-        samples = fleet.run(job_of(schedule))
+    samples = run_on(hosts, schedule, chunk_rows=50, kept_max=250)
     assert (len(samples), samples.one_in, samples.failures) == (250, 4, 0)
     assert set(samples.due_ns.tolist()) <= set(schedule.due_ns.tolist())
     assert [len(samples.of_worker(number)) for number in (0, 1)] == [125, 125]
@@ -415,8 +406,7 @@ def test_more_requests_than_are_kept_come_back_as_some_of_each_worker() -> None:
 
 
 def test_samples_of_several_workers_survive_their_file(tmp_path: Path) -> None:
-    with fleet_of_fakes(hosts_of(2)) as fleet:
-        samples = fleet.run(job_of(evenly(10, 1.0)))
+    samples = run_on(hosts_of(2), evenly(10, 1.0))
     path = tmp_path / "samples.parquet"
     path.write_bytes(to_parquet(samples))
     kept = read_parquet(path)
@@ -513,22 +503,17 @@ def test_a_launched_server_is_told_of_workers_beside_it() -> None:
     assert placed(launched, cpus=range(4)) == (launched, OF_A_FLEET)
 
 
-def test_a_cluster_that_nobody_answers_for_is_told_at_once() -> None:
-    with pytest.raises(UsageError, match=r"nobody answers at ray://127\.0\.0\.1:1"):
-        ray_actors._require_listener("ray://127.0.0.1:1", key="load.fleet")
-
-
-def test_a_cluster_whose_name_no_host_can_have_is_told_at_once() -> None:
-    with pytest.raises(UsageError, match=r"nobody answers at ray://a\.\.b:1: "):
-        ray_actors._require_listener("ray://a..b:1", key="load.fleet")
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "ray://a..b:1"])
+def test_a_cluster_that_nobody_answers_for_is_told_at_once(address: str) -> None:
+    with pytest.raises(UsageError, match=f"nobody answers at {re.escape(address)}"):
+        ray_actors._require_listener(address, key="load.fleet")
 
 
 def test_of_a_traceback_that_a_cluster_sends_its_error_is_told() -> None:
-    sent = "Initialization failure from server:\nTraceback (most recent call last):\n  File x\nRuntimeError: not started\n\n"
-    assert (
-        ray_actors._reason(ConnectionError(sent))
-        == "Initialization failure from server: RuntimeError: not started"
+    sent = (
+        "Initialization failed:\nTraceback (most recent call last):\n  File x\nRuntimeError: not started\n\n"
     )
+    assert ray_actors._reason(ConnectionError(sent)) == "Initialization failed: RuntimeError: not started"
 
 
 def test_a_node_has_room_for_as_many_workers_as_its_scarcest_resource() -> None:
@@ -545,21 +530,15 @@ def test_nodes_that_join_are_waited_for_and_for_no_longer_than_is_said(
     monkeypatch.setattr(ray_actors, "JOIN_LIMIT_S", 0.02)
     monkeypatch.setattr(ray_actors, "SOON_S", 0.001)
     said: list[str] = []
-    nodes: list[dict[str, Any]] = [{"Alive": True, "Resources": {}}]
-
-    def one_more() -> list[dict[str, Any]]:
-        nodes.append({"Alive": True, "Resources": {"CPU": 1.0}})
-        return nodes
-
+    first, more = ({"Alive": True, "Resources": resources} for resources in ({}, {"CPU": 1.0}))
+    looks = iter([[first, more], [first, more, more]])
     actors = ray_actors.RayActors("auto", key="load.fleet", thing="worker", on_event=said.append)
-    actors._ray = SimpleNamespace(nodes=one_more)
+    actors._ray = SimpleNamespace(nodes=lambda: next(looks, [first, more, more]))
     assert sum(actors._rooms({"CPU": 1.0}, 2)) == 2
     assert said == ["the cluster's 2 nodes can take 1 worker, not 2: waiting up to 0.02 s for nodes to join"]
-    actors._ray = SimpleNamespace(nodes=lambda: nodes)
-    assert sum(actors._rooms({"CPU": 1.0}, None)) == 2
-    assert len(said) == 1
-    assert sum(actors._rooms({"CPU": 1.0}, 9)) == 2
-    assert len(said) == 2
+    for wanted, told in ((None, 1), (9, 2)):
+        assert sum(actors._rooms({"CPU": 1.0}, wanted)) == 2
+        assert len(said) == told
 
 
 def test_without_a_fleet_the_workers_are_processes_of_this_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,25 @@ COMMANDS = ("load", "sweep", "compare", "check")
 
 
 @pytest.fixture
-def scenario(tmp_path: Path) -> Path:
+def invoke(tmp_path: Path) -> Callable[..., Any]:
+    """Call a command with a scenario of its own and such options; its exception."""
     version = tmp_path / "emulated" / "1"
     version.mkdir(parents=True)
     (version / "emulated.yaml").write_text(EMULATED)
     path = tmp_path / "scenario.yaml"
     path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
-    return path
 
+    def invoked(command: str, *settings: str) -> Any:
+        words = [command, str(path), "--results", str(tmp_path / "results"), "--quiet"]
+        options = [word for setting in settings for word in ("--set", f"load.fleet.{setting}")]
+        return CliRunner().invoke(app, [*words, *options]).exception
 
-def invoke(command: str, scenario: Path, *options: str) -> Any:
-    words = [command, str(scenario), *options, "--results", str(scenario.parent / "results"), "--quiet"]
-    return CliRunner().invoke(app, words).exception
+    return invoked
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_ray_each_command_ends_with_2_and_names_the_extra(
-    command: str, scenario: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a server is launched."""
     find_spec = importlib.util.find_spec
@@ -53,7 +56,7 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
     )
     launched: list[Any] = []
     monkeypatch.setattr(ServerProcess, "launch", lambda *command, **_: launched.append(command))
-    error = invoke(command, scenario, "--set", "load.fleet.ray=auto")
+    error = invoke(command, "ray=auto")
     assert isinstance(error, UsageError)
     assert (error.exit_code, error.hint) == (2, "pip install 'batchtune[ray]'")
     assert launched == []
@@ -61,7 +64,7 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_asks_for_the_fleet_that_is_named(
-    command: str, scenario: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
 
@@ -71,22 +74,21 @@ def test_each_command_asks_for_the_fleet_that_is_named(
 
     monkeypatch.setattr(cluster_fleet, "RayActors", lambda *_address, **_names: None)
     monkeypatch.setattr(cluster_fleet, "ray_cluster", refuse)
-    words = ("--set", "load.fleet.ray=ray://head:10001", "--set", "load.fleet.workers=3")
-    error = invoke(command, scenario, *words)
+    error = invoke(command, "ray=ray://head:10001", "workers=3")
     assert isinstance(error, UsageError)
     assert (error.message, asked) == ("seen", [("ray://head:10001", 3)])
 
 
-def test_workers_without_a_cluster_are_refused(scenario: Path) -> None:
-    error = invoke("load", scenario, "--set", "load.fleet.workers=3")
+def test_workers_without_a_cluster_are_refused(invoke: Callable[..., Any]) -> None:
+    error = invoke("load", "workers=3")
     assert isinstance(error, UsageError)
     assert "load.fleet.ray" in error.message
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_options_of_before_say_what_to_write(command: str, scenario: Path) -> None:
-    done = answered(command, scenario, "--fleet=auto", cwd=scenario.parent)
-    words = (
+def test_the_options_of_before_say_what_to_write(command: str, tmp_path: Path) -> None:
+    done = answered(command, "s.yaml", "--fleet=auto", cwd=tmp_path)
+    told = (
         f"error: --fleet: this option of {command} no longer exists\nhint: use --set load.fleet.ray=ADDRESS\n"
     )
-    assert (done.returncode, done.stderr) == (2, words)
+    assert (done.returncode, done.stderr) == (2, told)

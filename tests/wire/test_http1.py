@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,27 +16,11 @@ from batchtune.wire.http1_client import (
     AnswerHeads,
     Http1ClientConnection,
 )
+from tests.wire.wire_peers import MemoryTransport
 
 pytestmark = pytest.mark.smoke
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"
-
-
-class FakeTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.closed = False
-        self.aborted = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written.append(bytes(data))
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.aborted = True
 
 
 @dataclass
@@ -59,13 +43,11 @@ class Heard:
         self.losses.append((tag, reason))
 
 
-@dataclass
 class Wire:
-    heard: Heard = field(default_factory=Heard)
-    heads: AnswerHeads = field(default_factory=lambda: AnswerHeads(64))
-    transport: FakeTransport = field(default_factory=FakeTransport)
-
-    def __post_init__(self) -> None:
+    def __init__(self, heads: AnswerHeads | None = None) -> None:
+        self.heard = Heard()
+        self.heads = AnswerHeads(64) if heads is None else heads
+        self.transport = MemoryTransport()
         self.connection = Http1ClientConnection(self.heard, self.heads)
         self.connection.connection_made(self.transport)
 
@@ -87,11 +69,9 @@ def chunked(body: bytes) -> bytes:
 def test_a_request_is_written_whole_and_its_answer_names_its_tag() -> None:
     wire = Wire()
     wire.ask(7, with_length(b"abc"))
-    assert wire.heard.ready_count == 1
-    assert wire.transport.written == [REQUEST]
+    assert (wire.heard.ready_count, wire.transport.take()) == (1, REQUEST)
     assert wire.heard.answers == [(7, 200, b"abc")]
-    assert wire.connection.tag == NO_TAG
-    assert wire.connection.reusable
+    assert (wire.connection.tag, wire.connection.reusable) == (NO_TAG, True)
 
 
 def test_a_head_is_parsed_once_and_recognised_afterwards() -> None:
@@ -139,17 +119,22 @@ def test_any_pieces_give_the_same_answer(
     assert wire.connection.reusable
 
 
-def test_interim_answers_are_skipped() -> None:
+@pytest.mark.parametrize(
+    ("pieces", "answer"),
+    [
+        ([b"HTTP/1.1 100 Continue\r\n\r\n" + with_length(b"abc")], (200, b"abc")),
+        ([b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", with_length(b"abc")], (200, b"abc")),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], (204, b"")),
+        ([b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\na"], (200, b"a")),
+    ],
+)
+def test_interim_empty_and_old_answers_leave_the_connection_usable(
+    pieces: list[bytes], answer: tuple[int, bytes]
+) -> None:
     wire = Wire()
-    wire.ask(0, b"HTTP/1.1 100 Continue\r\n\r\n" + with_length(b"abc"))
-    wire.ask(1, b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", with_length(b"abc"))
-    assert wire.heard.answers == [(0, 200, b"abc"), (1, 200, b"abc")]
-
-
-def test_an_answer_without_a_body_ends_with_its_head() -> None:
-    wire = Wire()
-    wire.ask(0, b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert wire.heard.answers == [(0, 204, b"")]
+    for tag in range(2):
+        wire.ask(tag, *pieces)
+    assert wire.heard.answers == [(0, *answer), (1, *answer)]
     assert wire.connection.reusable
 
 
@@ -166,38 +151,41 @@ def test_an_announced_close_makes_the_connection_unusable_and_closes_it() -> Non
 
 def test_http_1_0_closes_unless_it_says_keep_alive() -> None:
     wire = Wire()
-    wire.ask(0, b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\na")
-    assert wire.connection.reusable
     wire.ask(1, b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na")
-    assert not wire.connection.reusable
-    assert [tag for tag, _, _ in wire.heard.answers] == [0, 1]
+    assert (wire.connection.reusable, wire.heard.answers) == (False, [(1, 200, b"a")])
 
 
-def test_a_body_may_last_until_the_connection_ends() -> None:
+@pytest.mark.parametrize(
+    ("pieces", "answers", "lost"),
+    [
+        ([b"HTTP/1.1 200 OK\r\n\r\nab", b"c"], [(5, 200, b"abc")], NO_TAG),
+        ([with_length(b"abcdef")[:-3]], [], 5),
+    ],
+    ids=["a body that lasts until then", "in mid-answer"],
+)
+def test_a_connection_that_ends_may_end_an_answer_or_lose_it(
+    pieces: list[bytes], answers: list[Any], lost: int
+) -> None:
     wire = Wire()
-    wire.ask(0, b"HTTP/1.1 200 OK\r\n\r\nab", b"c")
+    wire.ask(5, *pieces)
     assert wire.heard.answers == []
     wire.connection.eof_received()
     wire.connection.connection_lost(None)
-    assert wire.heard.answers == [(0, 200, b"abc")]
-    assert wire.heard.losses == [(NO_TAG, "connection closed by the server")]
-
-
-def test_a_connection_that_ends_in_mid_answer_loses_its_request() -> None:
-    wire = Wire()
-    wire.ask(5, with_length(b"abcdef")[:-3])
-    wire.connection.eof_received()
-    wire.connection.connection_lost(None)
-    assert wire.heard.answers == []
-    assert wire.heard.losses == [(5, "connection closed by the server")]
+    assert wire.heard.answers == answers
+    assert wire.heard.losses == [(lost, "connection closed by the server")]
     assert not wire.connection.reusable
 
 
-def test_a_reset_names_its_cause() -> None:
-    wire = Wire()
-    wire.ask(5)
-    wire.connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
-    assert wire.heard.losses == [(5, "connection lost: [Errno 104] Connection reset by peer")]
+def test_a_reset_names_its_cause_and_an_abandoned_request_is_not_heard_of_again() -> None:
+    reset, abandoned = Wire(), Wire()
+    for wire in (reset, abandoned):
+        wire.ask(5)
+    reset.connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    assert reset.heard.losses == [(5, "connection lost: [Errno 104] Connection reset by peer")]
+    abandoned.connection.abandon()
+    assert abandoned.transport.aborted
+    abandoned.connection.connection_lost(None)
+    assert abandoned.heard.losses == [(NO_TAG, "connection closed by the server")]
 
 
 @pytest.mark.parametrize(
@@ -252,15 +240,6 @@ def test_a_head_without_end_is_cut_off() -> None:
     for _ in range(HEAD_MAX_BYTES // len(line) + 1):
         wire.connection.data_received(line)
     assert wire.transport.aborted
-
-
-def test_an_abandoned_request_is_not_heard_of_again() -> None:
-    wire = Wire()
-    wire.ask(3)
-    wire.connection.abandon()
-    assert wire.transport.aborted
-    wire.connection.connection_lost(None)
-    assert wire.heard.losses == [(NO_TAG, "connection closed by the server")]
 
 
 def test_the_memory_of_heads_is_bounded() -> None:

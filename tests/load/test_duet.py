@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,8 +16,8 @@ from batchtune.load.duet import ClockReader, DuetPlan, Reading, pair_costs, run_
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.samples import NEVER_NS
 from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
-from batchtune.scenario.arrivals import ClosedLoop, Schedule
-from tests.load.load_servers import ScriptedHttp, a_job, evenly, http_answer
+from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
+from tests.load.load_servers import ScriptedHttp, a_job, always, evenly, http_answer
 from tests.load.test_samples import some_samples
 
 MS_NS = 1_000_000
@@ -40,20 +40,16 @@ def test_clients_of_a_closed_loop_have_the_turns_of_their_server():
     assert loop.requests_max is None
 
 
-class FakeSender:
-    """Takes whatever the source gives it, and keeps the numbers."""
+def sent_by(source: ClosedSource, clock: list[int]) -> list[int]:
+    """The numbers of the requests that a sender has taken, which takes whatever the source gives it."""
+    sent: list[int] = []
 
-    def __init__(self, source: ClosedSource, clock: list[int]) -> None:
-        self.source, self.clock, self.sent = source, clock, []
+    def fill() -> None:
+        while source.backlog() and (index := source.take(clock[0])) != NOTHING:
+            sent.append(index)
 
-    def try_send(self, index: int) -> bool:
-        raise NotImplementedError(index)
-
-    def fill(self) -> None:
-        while self.source.backlog() and (index := self.source.take(self.clock[0])) != NOTHING:
-            self.sent.append(index)
-
-    def flush(self) -> None: ...
+    source.sender = SimpleNamespace(fill=fill, flush=lambda: None)
+    return sent
 
 
 @pytest.mark.parametrize("think_ns", [0, 4])
@@ -68,21 +64,21 @@ def test_users_wait_between_turns_for_the_next_and_rest_after_the_last(columns, 
         wake_at=wakes.append,
         turns_ns=((10, 20), (30, 40)),
     )
-    source.sender = sender = FakeSender(source, now)
+    sent = sent_by(source, now)
     source.start(1000, 1040)
     assert (wakes, source.backlog(), source.exhausted) == ([1010], 0, False)
     now[0] = 1010
     source.wake()
-    assert sender.sent == [0, 1]
+    assert sent == [0, 1]
     now[0] = 1021  # both are answered after the end of the turn
     assert [source.finished(now[0]), source.finished(now[0])] == [NOTHING, NOTHING]
     now[0] = 1026
     source.wake()
-    assert sender.sent == [0, 1]
+    assert sent == [0, 1]
     assert (wakes[-1], source.exhausted) == (1030, False)
     now[0] = 1031
     source.wake()
-    assert sender.sent == [0, 1, 2, 3]
+    assert sent == [0, 1, 2, 3]
     now[0] = 1040
     assert source.finished(now[0]) == NOTHING
     assert source.exhausted
@@ -94,11 +90,11 @@ def test_a_turn_that_the_process_slept_through_is_lost_and_those_behind_it_are_n
     source = ClosedSource(
         columns, users=1, think_ns=0, requests_max=9, wake_at=lambda _: None, turns_ns=((10, 20), (30, 40))
     )
-    source.sender = sender = FakeSender(source, now)
+    sent = sent_by(source, now)
     source.start(0, 40)
     now[0] = 35
     source.wake()
-    assert sender.sent == [0]
+    assert sent == [0]
     assert columns.due[0] == 30
 
 
@@ -177,28 +173,19 @@ def test_the_reader_ends_with_its_block_and_when_a_server_ends():
     assert len(reader.readings) <= 1
 
 
-@pytest.fixture(scope="module")
-def lone_worker():
-    with LoadFleet() as fleet:
-        yield fleet
-
-
 @pytest.mark.parametrize("arrivals", [ClosedLoop(concurrency=2, duration_s=0.1), evenly(400, 0.1)])
-def test_a_fleet_sends_to_each_server_in_its_turns_alone(lone_worker, arrivals):
+def test_a_fleet_sends_to_each_server_in_its_turns_alone(fleet: LoadFleet, arrivals: Arrivals) -> None:
     """What a request costs is made up: 1 s of one server, 3 s of the other. A host that stands still may spoil a duet."""
-
-    async def answer(_number: int, transport: asyncio.Transport) -> None:
-        transport.write(http_answer())
 
     orders = balanced_orders((0, 1), blocks=4, seed=1)
     plan = DuetPlan(
         turn_ns=25 * MS_NS, gap_ns=25 * MS_NS, order=tuple(server for order in orders for server in order)
     )
-    with ScriptedHttp(answer) as left, ScriptedHttp(answer) as right:
+    with ScriptedHttp(always(http_answer())) as left, ScriptedHttp(always(http_answer())) as right:
         jobs = [a_job("rest", server.port, arrivals) for server in (left, right)]
         for _ in range(20):
             clocks = [lambda: 1.0 * left.count, lambda: 3.0 * right.count]
-            if costs := run_duet(lone_worker, jobs, plan, clocks):
+            if costs := run_duet(fleet, jobs, plan, clocks):
                 break
     assert costs
     assert all(cost == pytest.approx((1.0, 3.0)) for cost in costs)

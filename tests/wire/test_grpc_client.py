@@ -18,16 +18,7 @@ from batchtune.wire.http2 import PREFACE
 from batchtune.wire.status import GRPC_CODES
 from tests.wire.wire_peers import (
     ANSWER_HEAD,
-    CONTINUATION,
-    DATA,
-    GOAWAY,
-    HEADERS,
     INITIAL_WINDOW_SIZE,
-    PING,
-    PUSH,
-    RST,
-    SETTINGS,
-    WINDOW,
     ClientUnderTest,
     H2Server,
     frames_of,
@@ -35,6 +26,7 @@ from tests.wire.wire_peers import (
     raw_frame,
 )
 
+DATA, HEADERS, _, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 PLAIN = b"\x88\x5f\x10application/grpc"
 OK = b"\x00\x0bgrpc-status\x010"
 

@@ -23,17 +23,7 @@ from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import (
     ANSWER_HEAD,
     BLOCK,
-    CONTINUATION,
-    DATA,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PRIORITY,
-    PUSH,
     REQUEST_HEADERS,
-    RST,
-    SETTINGS,
-    WINDOW,
     H2Client,
     ServerUnderTest,
     frames_of,
@@ -44,6 +34,8 @@ from tests.wire.wire_peers import (
     served,
     turns,
 )
+
+DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 
 
 def goaway_of(server: ServerUnderTest) -> tuple[int, bytes]:

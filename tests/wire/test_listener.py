@@ -17,16 +17,13 @@ from tests.server.rest.test_connection import REQUEST
 from tests.server.server_fakes import FakeServable, count_answers, running_rest
 from tests.waiting import wait_until
 from tests.wire.wire_peers import (
-    CONTINUATION,
-    DATA,
-    GOAWAY,
-    HEADERS,
     grpc_message,
     opened,
     raw_frame,
     served,
 )
 
+DATA, HEADERS, _, _, SETTINGS, _, _, GOAWAY, _, CONTINUATION = range(10)
 LIMITS = SharedLimits(
     arriving_bytes_max=1_000,
     slow_arriving_bytes_max=100,

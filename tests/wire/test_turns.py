@@ -15,11 +15,7 @@ from batchtune.wire.listener import LARGE_READ_BYTES, STRIDE_BYTES, Listener, Sh
 from tests.wire import wire_peers
 from tests.wire.wire_peers import (
     BLOCK,
-    DATA,
-    GOAWAY,
-    HEADERS,
     OPENING,
-    PING,
     ServerUnderTest,
     grpc_message,
     raw_frame,
@@ -27,6 +23,7 @@ from tests.wire.wire_peers import (
     turns,
 )
 
+DATA, HEADERS, _, _, _, _, PING, GOAWAY, _, _ = range(10)
 REQUESTS = 60
 A_SLICE = 6
 """Looks at a clock that ticks 0.1 ms with each, at most; so with each gRPC request of a kilobyte."""

@@ -69,12 +69,8 @@ class FakeHost:
 
     def place(self) -> Place:
         self._must_live("place")
-        return Place(
-            node=self.node,
-            machine=self.machine or this_place().machine,
-            cpus=self.cpus,
-            niceness=self.niceness,
-        )
+        machine = self.machine or this_place().machine
+        return Place(node=self.node, machine=machine, cpus=self.cpus, niceness=self.niceness)
 
     def open(self, cpu: int) -> None:
         self._must_live("open")
@@ -118,18 +114,10 @@ class FakeHost:
         self._must_live()
         elapsed_s = (self.own_ns(self.time.now_ns) - self.jump_ns - self.start_ns) / 1e9
         sent = int(np.count_nonzero(self._due_ns() <= elapsed_s * 1e9))
-        live = LiveAggregate(
-            elapsed_s=elapsed_s,
-            sent=sent,
-            done=sent,
-            errors=0,
-            late=0,
-            throughput_rps=float(sent),
-            p50_s=LATENCY_NS / 1e9,
-            p95_s=LATENCY_NS / 1e9,
-            in_flight=0,
-            overdue=0,
-        )
+        told = dict.fromkeys(("errors", "late", "in_flight", "overdue"), 0)
+        told |= {"sent": sent, "done": sent, "throughput_rps": float(sent)}
+        latency_s = LATENCY_NS / 1e9
+        live = LiveAggregate(elapsed_s=elapsed_s, p50_s=latency_s, p95_s=latency_s, **told)
         over = self.stopped or elapsed_s > self.parts[-1].arrivals.duration_s
         return live, over and not self.silent
 

@@ -62,21 +62,16 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
     assert launched == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_asks_for_the_fleet_that_is_named(
-    command: str, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_fleet_is_asked_for_as_it_is_named(
+    invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-
     def refuse(_actors: Any, spec: Any, _on_event: Any) -> None:
-        asked.append((spec.ray, spec.workers))
-        raise UsageError("seen")
+        raise UsageError(f"{spec.ray} {spec.workers}")
 
     monkeypatch.setattr(cluster_fleet, "RayActors", lambda *_address, **_names: None)
     monkeypatch.setattr(cluster_fleet, "ray_cluster", refuse)
-    error = invoke(command, "ray=ray://head:10001", "workers=3")
-    assert isinstance(error, UsageError)
-    assert (error.message, asked) == ("seen", [("ray://head:10001", 3)])
+    error = invoke("load", "ray=ray://head:10001", "workers=3")
+    assert error.message == "ray://head:10001 3"
 
 
 def test_workers_without_a_cluster_are_refused(invoke: Callable[..., Any]) -> None:
@@ -85,10 +80,7 @@ def test_workers_without_a_cluster_are_refused(invoke: Callable[..., Any]) -> No
     assert "load.fleet.ray" in error.message
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_options_of_before_say_what_to_write(command: str, tmp_path: Path) -> None:
-    done = answered(command, "s.yaml", "--fleet=auto", cwd=tmp_path)
-    told = (
-        f"error: --fleet: this option of {command} no longer exists\nhint: use --set load.fleet.ray=ADDRESS\n"
-    )
+def test_the_options_of_before_say_what_to_write(tmp_path: Path) -> None:
+    done = answered("sweep", "s.yaml", "--fleet=auto", cwd=tmp_path)
+    told = "error: --fleet: this option of sweep no longer exists\nhint: use --set load.fleet.ray=ADDRESS\n"
     assert (done.returncode, done.stderr) == (2, told)

@@ -170,9 +170,7 @@ def test_a_closed_loop_goes_on_after_a_timeout(protocol: str) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "in_flight_max"), [("rest", 1), ("grpc", 2)])
-def test_requests_beyond_the_bound_wait_and_their_wait_is_no_send_lag(
-    protocol: str, in_flight_max: int
-) -> None:
+def test_the_wait_of_requests_beyond_the_bound_is_no_send_lag(protocol: str, in_flight_max: int) -> None:
     async def slowly(_number: int, answer: Callable[[], None]) -> None:
         await asyncio.sleep(0.02)
         answer()
@@ -284,7 +282,7 @@ UNDECODED = "the answer does not decode: "
         (BAD_GATEWAY, b"no upstream", "SERVER_ERROR", ("HTTP 502: no upstream", "")),
     ],
 )
-def test_a_failure_has_its_class_and_the_servers_words(
+def test_a_failure_has_the_servers_words(
     status: str, body: bytes, expected: str, said: tuple[str, str]
 ) -> None:
     """A page in place of an answer is named by its title or its words."""
@@ -400,9 +398,7 @@ def test_the_peers_limit_of_streams_is_kept_by_opening_connections() -> None:
 
 
 @pytest.mark.parametrize("arrivals", [closed(4, 100), evenly(500, 0.2)], ids=["closed", "open"])
-def test_a_goaway_or_a_lost_connection_costs_what_was_in_flight_and_the_client_reconnects(
-    arrivals: Arrivals,
-) -> None:
+def test_a_goaway_or_a_lost_connection_costs_what_was_in_flight(arrivals: Arrivals) -> None:
     async def say_goaway(number: int, stream_id: int, connection: H2Connection) -> None:
         if number == 40:
             connection.h2.close_connection(last_stream_id=stream_id - 2 if stream_id > 2 else 0)

@@ -33,9 +33,7 @@ def tried(model: Path, request: RequestSpec, *, batched: bool = True) -> FirstTr
         return first_tries(target.endpoint, target.signature("serving_default"), request, batched=batched)
 
 
-def test_a_length_that_the_model_does_not_take_is_followed_by_others_until_one_is_answered(
-    tmp_path: Path,
-) -> None:
+def test_a_length_that_the_model_does_not_take_is_followed_by_others(tmp_path: Path) -> None:
     model = product(tmp_path / "net.onnx", columns="features")
     with served(model) as target:
         signature = target.signature("serving_default")

@@ -240,9 +240,7 @@ def test_calibration_says_what_the_client_can_do(fleet: LoadFleet, protocol: str
     assert 0.0 < calibrate(fleet, requests_for(protocol), duration_s=0.2) < np.inf
 
 
-def test_a_long_closed_loop_sets_memory_aside_only_as_it_is_used(
-    fleet: LoadFleet, server: ScriptedHttp
-) -> None:
+def test_a_long_closed_loop_takes_memory_only_as_it_is_used(fleet: LoadFleet, server: ScriptedHttp) -> None:
     loop = ClosedLoop(concurrency=2, duration_s=100_000.0)
     samples = fleet.run(a_job("rest", server.port, loop), should_stop=lambda live: live.sent > 10)
     assert len(samples) > 10

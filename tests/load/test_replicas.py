@@ -44,9 +44,7 @@ def test_requests_go_to_the_endpoints_in_turn_however_many_workers_send() -> Non
 
 
 @pytest.mark.parametrize("arrivals", [evenly(500, 0.2), closed(4, 100)], ids=["open loop", "closed loop"])
-def test_each_replica_is_sent_its_share_and_its_answers_are_told_apart(
-    fleet: LoadFleet, arrivals: Any
-) -> None:
+def test_replicas_are_sent_their_shares_and_told_apart(fleet: LoadFleet, arrivals: Any) -> None:
     bodies = tuple(b"%d" % number for number in range(4))
     refused = http_answer(status="500 Internal Server Error")
     with ScriptedHttp(always(http_answer())) as good, ScriptedHttp(always(refused)) as bad:
@@ -147,6 +145,10 @@ def test_endpoints_survive_workers_chunks_and_the_file(tmp_path: Path) -> None:
     assert whole.endpoint is not None
     assert kept.endpoint.tolist() == whole.endpoint.tolist()
     assert len(whole.endpoint) == len(whole)
+    assert (kept.workers, kept.notes) == (whole.workers, whole.notes)
+    assert (kept.worker is not None, whole.worker is not None) == (True, True)
+    path.write_bytes(to_parquet(whole.thinned(2)))
+    assert (read_parquet(path).one_in, read_parquet(path).failures) == (2, 0)
 
 
 REPLICAS = """\

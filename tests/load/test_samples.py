@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -77,11 +79,8 @@ def test_of_so_many_rows_in_turn_one_is_drawn(count: int, one_in: int) -> None:
     assert (rows < count).all()
 
 
-def test_rows_are_not_drawn_at_a_stride_that_payloads_may_have() -> None:
+def test_rows_are_not_drawn_at_a_stride_that_payloads_may_have_nor_more_than_asked_for() -> None:
     assert np.bincount(drawn_rows(40_000, 4) % 4).min() > 2_300  # of 2,500 each; 1 in 100,000 by chance
-
-
-def test_no_more_are_kept_than_asked_for() -> None:
     assert [kept_one_in(count, 100) for count in (0, 100, 101, 1000, 1001)] == [1, 1, 2, 10, 11]
 
 
@@ -129,15 +128,13 @@ def test_any_number_of_workers_sends_the_same_requests_at_the_same_times(
     job = a_job("rest", 1, schedule, requests=requests)
 
     def sent(parts: int) -> list[tuple[int, int, int]]:
-        rows = []
+        found = []
         for part in split(job, parts):
             assert isinstance(part.arrivals, Schedule)
-            mine = len(part.arrivals.due_ns)
-            which = np.resize(part.request_order, mine)
-            rows += list(
-                zip(part.arrivals.due_ns.tolist(), which.tolist(), rows_of(part, mine).tolist(), strict=True)
-            )
-        return sorted(rows)
+            due = part.arrivals.due_ns
+            columns = (due, np.resize(part.request_order, len(due)), rows_of(part, len(due)))
+            found += list(zip(*(column.tolist() for column in columns), strict=True))
+        return sorted(found)
 
     assert sent(workers) == sent(1)
     assert [due for due, _, _ in sent(1)] == due_ns.tolist()
@@ -152,9 +149,7 @@ def test_a_traces_own_requests_are_dealt_out_with_their_times() -> None:
 
 
 @given(users=st.integers(1, 40), workers=st.integers(1, 7), requests_max=st.integers(1, 500))
-def test_users_and_requests_of_a_closed_loop_are_shared_out_exactly(
-    users: int, workers: int, requests_max: int
-) -> None:
+def test_users_and_requests_are_shared_out_exactly(users: int, workers: int, requests_max: int) -> None:
     loop = ClosedLoop(concurrency=users, duration_s=1.0, requests_max=requests_max)
     parts = [part.arrivals for part in split(a_job("grpc", 1, loop), workers)]
     closed = [part for part in parts if isinstance(part, ClosedLoop)]
@@ -178,26 +173,23 @@ def test_columns_are_the_same_memory_for_everyone_who_maps_them() -> None:
     assert ours.times("sent")[3] == 42
 
 
-def a_report(issued: int) -> WorkerReport:
-    return WorkerReport(
-        issued=issued, wall_s=1.0, cpu_s=0.1, stopped_early=False, answers_checked=0, error_texts={}, notes=()
-    )
-
-
 def test_gathering_takes_what_was_issued_and_says_never_where_it_never_was(columns: Columns) -> None:
     start = 1000
+    names = ("due", "sent", "first_byte", "done", "wait", "outcome")
     rows = [
-        # due, sent, first byte, done, wait, outcome
         (start, start + 1, 0, start + 9, 0, Status.OK + ENDED),
         (start + 1, start + 2, start + 5, start + 9, 0, Status.OK + ENDED),
         (start + 2, 0, 0, start + 9, -77, Status.UNSENT + ENDED),
         (start + 3, start + 8, 0, 0, 4, 0),
     ]
-    for index, (due, sent, first_byte, done, wait, outcome) in enumerate(rows):
-        columns.due[index], columns.sent[index], columns.done[index] = due, sent, done
-        columns.first_byte[index], columns.wait[index], columns.outcome[index] = first_byte, wait, outcome
+    for index, row in enumerate(rows):
+        for name, value in zip(names, row, strict=True):
+            getattr(columns, name)[index] = value
     part = split(a_job("rest", 1, evenly(100, 1.0)), 1)[0]
-    samples = samples_of(columns, a_report(4), part, start)
+    report = WorkerReport(
+        issued=4, wall_s=1.0, cpu_s=0.1, stopped_early=False, answers_checked=0, error_texts={}, notes=()
+    )
+    samples = samples_of(columns, report, part, start)
     assert samples.due_ns.tolist() == [0, 1, 2, 3]
     assert samples.sent_ns.tolist() == [1, 2, NEVER_NS, 8]
     assert samples.first_byte_ns.tolist() == [9, 5, NEVER_NS, NEVER_NS]
@@ -205,7 +197,7 @@ def test_gathering_takes_what_was_issued_and_says_never_where_it_never_was(colum
     assert samples.connection_wait_ns.tolist() == [0, 0, 0, 4]
     assert samples.status.tolist() == [Status.OK, Status.OK, Status.UNSENT, Status.UNFINISHED]
     assert send_lag_ns(samples).tolist() == [1, 1, 1]
-    drawn = samples_of(columns, a_report(4), part, start, one_in=2)
+    drawn = samples_of(columns, report, part, start, one_in=2)
     places = drawn.due_ns.tolist()
     assert [place // 2 for place in places] == [0, 1]
     assert (drawn.one_in, drawn.failures) == (2, 2)
@@ -221,9 +213,7 @@ def now_ns(monkeypatch: pytest.MonkeyPatch) -> int:
     return frozen_ns
 
 
-def test_the_live_aggregate_counts_every_request_once_while_answers_overtake(
-    columns: Columns, now_ns: int
-) -> None:
+def test_the_live_aggregate_counts_each_request_once_in_any_order(columns: Columns, now_ns: int) -> None:
     start_ns = now_ns - SECOND_NS
     tables = [LiveTable(columns, overdue_after_s=0.1)]
     assert live_of(tables, start_ns).sent == 0
@@ -262,21 +252,12 @@ def test_the_live_quantiles_forget_what_is_older_than_a_second(columns: Columns,
 
 def test_a_look_at_a_worker_that_goes_on_meanwhile_counts_what_it_saw(columns: Columns, now_ns: int) -> None:
     """Between the two readings of its header the worker sends and settles three more requests."""
-
-    class GoesOn:
-        """The header of a worker that is three further at each reading."""
-
-        def __init__(self) -> None:
-            self.settled = 0
-
-        def __getitem__(self, word: int) -> int:
-            self.settled += 3
-            return self.settled
-
+    header = MagicMock()
+    header.__getitem__.side_effect = itertools.count(3, 3)
     for index in range(9):
         columns.due[index] = columns.done[index] = now_ns - SECOND_NS // 2
         columns.outcome[index] = Status.OK + ENDED
-    seen = SimpleNamespace(times=columns.times, outcomes=columns.outcomes, header=GoesOn())
+    seen = SimpleNamespace(times=columns.times, outcomes=columns.outcomes, header=header)
     tables = [LiveTable(seen, overdue_after_s=0.1)]  # type: ignore[arg-type]
     live = live_of(tables, now_ns - SECOND_NS)
     assert (live.sent, live.done, live.in_flight, live.overdue) == (6, 6, 0, 0)

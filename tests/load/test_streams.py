@@ -140,9 +140,7 @@ BROKEN_OFF = {"error": {"message": "out of blocks"}}
         (whole_answer(b"{}", status=b"429 Busy"), "QUEUE_FULL", "too many requests"),
     ],
 )
-def test_a_stream_that_breaks_off_or_an_error_is_no_good_answer(
-    answer: bytes, status: str, words: str
-) -> None:
+def test_what_breaks_off_or_tells_an_error_is_no_good_answer(answer: bytes, status: str, words: str) -> None:
     samples, _ = asked(answer, count=2)
     assert samples.errors() == {status: 2}
     assert words in samples.error_texts[status]
@@ -160,9 +158,7 @@ def test_a_stream_that_breaks_off_or_an_error_is_no_good_answer(
         ("/m", "{api: embeddings}", "/v1/embeddings"),
     ],
 )
-def test_requests_go_to_the_path_of_the_url_where_it_is_one_of_the_api(
-    url: str, openai: str, path: str
-) -> None:
+def test_requests_go_to_the_path_of_the_url_if_it_is_of_the_api(url: str, openai: str, path: str) -> None:
     text = f"""
 name: x
 target: {{kind: http, url: "http://h:1{url}", model: m}}
@@ -191,9 +187,7 @@ NO_PAGE = whole_answer(b"", b"text/html; charset=utf-8")
         (whole_answer(OVERLOADED), "model overloaded", ""),
     ],
 )
-def test_a_first_answer_without_tokens_is_refused_before_the_load(
-    answer: bytes, words: str, advice: str
-) -> None:
+def test_a_first_answer_without_tokens_ends_before_the_load(answer: bytes, words: str, advice: str) -> None:
     with ScriptedHttp(always(answer)) as server, pytest.raises(TargetError, match=words) as raised:
         require_answer(Endpoint(model_name="m", rest_port=server.port), requests(), is_json=False)
     assert advice in str(raised.value.hint)

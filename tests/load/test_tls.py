@@ -37,7 +37,7 @@ def ports(certificate: Certificate) -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize("protocol", ["rest", "grpc"])
-def test_only_a_server_that_proves_itself_is_served(
+def test_who_proves_themselves_is_served(
     protocol: str, ports: dict[str, int], certificate: Certificate
 ) -> None:
     tls = TlsSpec(ca_file=str(certificate[0]))

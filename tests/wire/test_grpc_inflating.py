@@ -75,7 +75,7 @@ async def test_what_inflates_to_much_is_inflated_off_the_event_loop(size: int, p
     assert (pool.held_bytes, pool.waiting_bytes) == (0, 0)
 
 
-async def test_compressed_requests_that_wait_to_be_inflated_are_bounded(
+async def test_requests_that_wait_to_be_inflated_are_bounded(
     monkeypatch: pytest.MonkeyPatch, pool: Inflating
 ) -> None:
     monkeypatch.setattr(inflating, "WAITING_BYTES_MAX", 5_000)
@@ -88,9 +88,7 @@ async def test_compressed_requests_that_wait_to_be_inflated_are_bounded(
     await inflated(pool)
 
 
-async def test_nothing_is_inflated_while_what_was_and_is_not_answered_leaves_no_room(
-    room: Room, pool: Inflating
-) -> None:
+async def test_nothing_is_inflated_while_what_was_leaves_no_room(room: Room, pool: Inflating) -> None:
     room(5_000_000)
     server, client = served(limits=ServerLimits(max_inflated_bytes=2_000_000), inflating=pool)
     for _ in range(10):
@@ -269,7 +267,7 @@ async def test_what_comes_as_deflate_leaves_room_for_the_next(pool: Inflating) -
 
 
 @pytest.mark.parametrize("ends", ["reply", "failure"])
-async def test_an_answer_that_cannot_be_sent_is_one_all_the_same(
+async def test_an_answer_that_cannot_be_sent_is_one(
     ends: str, monkeypatch: pytest.MonkeyPatch, pool: Inflating
 ) -> None:
     monkeypatch.setattr(AnswerWriter, f"send_{ends}", no_memory)

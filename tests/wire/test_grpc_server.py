@@ -261,9 +261,7 @@ async def test_draining_finishes_what_was_sent_and_refuses_nothing_that_crossed_
 
 
 @pytest.mark.parametrize(("age_ms", "grace_ms"), [(0, 1), (1, 0), (1, 1)])
-async def test_a_connection_that_is_old_is_told_to_go_and_closed_after_the_grace(
-    age_ms: int, grace_ms: int
-) -> None:
+async def test_an_old_connection_is_told_to_go_and_closed_after_the_grace(age_ms: int, grace_ms: int) -> None:
     """So that clients behind a balancer of connections spread over new replicas."""
     limits = ServerLimits(max_connection_age_ms=age_ms, max_connection_age_grace_ms=grace_ms)
     server = opened(limits=limits)
@@ -400,7 +398,7 @@ async def test_a_stream_that_is_reset_is_cancelled() -> None:
         (0, [9], False),
     ],
 )
-async def test_data_of_another_length_than_was_told_resets_the_stream(
+async def test_data_of_another_length_resets_the_stream(
     told: int, pieces: list[int], dispatched: bool
 ) -> None:
     block = encode_block((*REQUEST_HEADERS, ("content-length", str(told))))

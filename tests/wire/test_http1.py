@@ -128,9 +128,7 @@ def test_any_pieces_give_the_same_answer(
         ([b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\na"], (200, b"a")),
     ],
 )
-def test_interim_empty_and_old_answers_leave_the_connection_usable(
-    pieces: list[bytes], answer: tuple[int, bytes]
-) -> None:
+def test_such_answers_leave_the_connection_usable(pieces: list[bytes], answer: tuple[int, bytes]) -> None:
     wire = Wire()
     for tag in range(2):
         wire.ask(tag, *pieces)
@@ -163,7 +161,7 @@ def test_http_1_0_closes_unless_it_says_keep_alive() -> None:
     ],
     ids=["a body that lasts until then", "in mid-answer"],
 )
-def test_a_connection_that_ends_may_end_an_answer_or_lose_it(
+def test_the_end_of_a_connection_may_end_an_answer(
     pieces: list[bytes], answers: list[Any], lost: int
 ) -> None:
     wire = Wire()

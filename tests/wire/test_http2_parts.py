@@ -199,9 +199,7 @@ def test_a_raw_or_broken_grpc_message_is_read_as_far_as_it_goes() -> None:
 @given(
     st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=6), st.lists(st.integers(0, 2_000))
 )
-def test_messages_are_cut_out_wherever_the_frames_end(
-    parts: list[tuple[bytes, bool]], cuts: list[int]
-) -> None:
+def test_messages_are_cut_out_wherever_frames_end(parts: list[tuple[bytes, bool]], cuts: list[int]) -> None:
     data = b"".join(grpc_message(payload, compress=compress) for payload, compress in parts)
     buffer = MessageBuffer("gzip", 1_000)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})

@@ -251,7 +251,7 @@ def test_damaged_answers_decode_or_raise_value_error(noise: bytes, place: int, b
         ("bytes_contents", "BYTES", [b"a", b"\xff"]),
     ],
 )
-def test_typed_contents_are_read_where_a_server_sends_them(
+def test_typed_contents_are_read_where_a_server_has_them(
     field: str, datatype: str, values: list[Any]
 ) -> None:
     response = ModelInferResponse()

@@ -211,7 +211,7 @@ def test_wrong_answers_are_found(server: TritonServer, protocol: str) -> None:
     ("model", "rows", "status"),
     [("full", 1, Status.QUEUE_FULL), ("late", 1, Status.EXPIRED), ("double", 5, Status.TOO_LARGE)],
 )
-def test_refusals_have_their_class(
+def test_refusals_are_classed(
     server: TritonServer, protocol: str, model: str, rows: int, status: Status
 ) -> None:
     samples = load(server, model, protocol, closed(24, 60), rows=rows)

@@ -275,9 +275,7 @@ async def test_a_frame_that_is_not_whole_counts_and_ends_its_connection() -> Non
 
 @pytest.mark.parametrize("continued", [b"", raw_frame(CONTINUATION, 0, 1, bytes(16_000))[:10_000]])
 @pytest.mark.parametrize("begun", [b"", raw_frame(HEADERS, 0, 1, bytes(15_000))])
-async def test_a_connection_that_holds_headers_or_a_frame_in_part_is_closed(
-    begun: bytes, continued: bytes
-) -> None:
+async def test_a_connection_that_holds_a_frame_in_part_is_closed(begun: bytes, continued: bytes) -> None:
     """What is left there belongs to no stream that could be refused, and is counted no more."""
     server = opened()
     server.receive(begun + continued)

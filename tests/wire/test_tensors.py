@@ -122,9 +122,7 @@ def test_a_broken_tensor_is_a_value_error(name: str) -> None:
         tensor_from_proto(BROKEN[name])
 
 
-def test_a_shape_of_many_dimensions_is_refused_before_they_are_multiplied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_dimensions_are_refused_before_they_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     def product(sizes: list[int]) -> int:
         assert len(sizes) <= 64
         return 1

@@ -46,7 +46,7 @@ def invoke(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_ray_each_command_ends_with_2_and_names_the_extra(
+def test_without_ray_each_command_names_the_extra(
     command: str, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a server is launched."""
@@ -62,9 +62,7 @@ def test_without_ray_each_command_ends_with_2_and_names_the_extra(
     assert launched == []
 
 
-def test_a_fleet_is_asked_for_as_it_is_named(
-    invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fleet_is_asked_for_by_name(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_actors: Any, spec: Any, _on_event: Any) -> None:
         raise UsageError(f"{spec.ray} {spec.workers}")
 

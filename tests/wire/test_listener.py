@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,136 +63,72 @@ class Client:
         self.hold()
 
 
-def clients(count: int) -> tuple[Listener, list[Client]]:
-    shared = Listener(LIMITS)
-    return shared, [Client(shared) for _ in range(count)]
+def steps_of(*sizes: int, who: str) -> str:
+    """Someone moves a step in each tenth of a second."""
+    return " ".join(f"@{tenth / 10} {who}=u{size}" for tenth, size in enumerate(sizes))
 
 
-def test_a_lone_client_may_hold_more_than_all_together() -> None:
-    shared, (client,) = clients(1)
-    client.hold(arriving=10_000, unsent=10_000)
-    for _ in range(2):
-        shared.sweep()
-    assert not client.ended
+MOVES = SharedLimits(slow_arriving_bytes_max=0, slow_unsent_bytes_max=0, patience_s=SWEEP_S)
+IDLE = SharedLimits(idle_unsent_bytes_max=100_000, unsent_bytes_max=1_000_000)
+UNTRIED = SharedLimits(idle_unsent_bytes_max=100_000, untried_unsent_bytes_max=30_000)
+LARGER = SharedLimits(arriving_bytes_max=10_000)
+TEN = " ".join(f"{name}=u20000" for name in "ABCDEFGHIJ")
+NEVER_TOOK = "T=u20000 T=u10000 A=u10000 B=u10000 C=u10000 @0.3 N=u10000"
+PAIR = "A=u90 B=u40 sweep"
+MOVING = " ".join(f"A=u{10**6 - 6_000 * n} B=a{1 + 6_000 * n} sweep" for n in range(10))
+GROWING = " ".join(f"B=a{size}" for size in range(0, 800, 100))
+TAKING = steps_of(*[400_000] * 100, who="T=u399000 T")
+DRIPPING = steps_of(*range(100_000, 99_990, -1), who="A")
+WHO_GIVES_WAY: dict[str, tuple[SharedLimits, str, str, tuple[int, int]]] = {
+    "not who is alone": (LIMITS, "A=a10000u10000 sweep sweep", "", (10_000, 10_000)),
+    "who is slow with much, in half the time": (LIMITS, "A=u101 sweep sweep sweep", "A", (0, 0)),
+    "not yet who is slow with little": (LIMITS, "A=u100 sweep sweep sweep", "", (0, 100)),
+    "who brought the least": (LIMITS, f"A=a300 {GROWING} C=a5000", "ab", (5_000, 0)),
+    "not who begins a small request": (LARGER, "A=a4000 B=a5000 C=a200 D=a2000", "a", (7_200, 0)),
+    "who is slow for longer": (LIMITS, "A=u90 sweep sweep B=u950", "A", (0, 950)),
+    "not yet who is slow": (LIMITS, PAIR, "", (0, 130)),
+    "who is slow together with others": (LIMITS, f"{PAIR} C=u300 sweep", "A", (0, 340)),
+    "who is slow for a time": (LIMITS, f"{PAIR} C=u300 sweep sweep C=u0 sweep", "AB", (0, 0)),
+    "nobody who moves or waits for us": (MOVES, f"W=a200w {MOVING}", "", (54_201, 946_000)),
+    "nobody who was idle for a moment": (IDLE, TEN, "", (0, 200_000)),
+    "the first who take nothing": (IDLE, f"{TEN} @0.3 N=u20000", "ABCDEF", (0, 100_000)),
+    "the first who take nothing at a sweep": (IDLE, f"{TEN} @0.3 sweep", "ABCDE", (0, 100_000)),
+    "who never took anything": (UNTRIED, NEVER_TOOK, "AB", (0, 30_000)),
+    "all who never took anything": (UNTRIED, f"{NEVER_TOOK} N=u60000", "ABC", (0, 70_000)),
+    "then those who did": (UNTRIED, f"{NEVER_TOOK} N=u60000 N=u100000", "TABC", (0, 100_000)),
+    "not who takes its answers": (IDLE, f"A=u50000 {TAKING}", "A", (0, 400_000)),
+    "who takes a byte at a time": (IDLE, f"{DRIPPING} N=u20000", "A", (0, 20_000)),
+    "even who moves where it is too much": (IDLE, "A=u400000 B=u400000 C=u400000", "A", (0, 800_000)),
+}
 
 
-def test_a_lone_client_that_takes_nothing_is_cut_off_in_half_the_time_where_it_holds_much() -> None:
-    shared, (much, little) = clients(2)
-    much.hold(unsent=101)
-    for _ in range(3):  # the first sees that it is new
-        shared.sweep()
-    assert much.ended == "aborted"
-    little.hold(unsent=100)
-    for _ in range(3):
-        shared.sweep()
-    assert not little.ended
+@pytest.mark.parametrize("name", WHO_GIVES_WAY)
+def test_who_gives_way(name: str) -> None:
+    """Steps: `A=a30u20` client A holds 30 bytes that arrive and 20 unsent, with `w` it waits for us; `@0.3` the clock.
 
-
-def test_who_brought_the_least_gives_way_to_the_others() -> None:
-    shared, (slow, fast, lone) = clients(3)
-    slow.hold(arriving=300)
-    for arriving in range(0, 800, 100):
-        fast.hold(arriving=arriving)
-    lone.hold(arriving=5_000)
-    assert [client.ended for client in (slow, fast, lone)] == ["refused", "refused", ""]
-    assert shared.arriving.held_bytes == 5_000
-
-
-def test_a_small_request_that_has_just_begun_does_not_give_way_to_older_ones_that_hold_much() -> None:
-    shared = Listener(SharedLimits(arriving_bytes_max=10_000))
-    hoards, sends, begins, last = (Client(shared) for _ in range(4))
-    hoards.hold(arriving=4_000)
-    sends.hold(arriving=5_000)
-    begins.hold(arriving=200)
-    last.hold(arriving=2_000)
-    assert [client.ended for client in (hoards, sends, begins, last)] == ["refused", "", "", ""]
-
-
-def test_a_slow_client_gives_way_to_one_that_is_slow_for_less_long() -> None:
-    shared, (stalled, started) = clients(2)
-    stalled.hold(unsent=90)
-    shared.sweep()
-    shared.sweep()
-    started.hold(unsent=950)
-    assert [client.ended for client in (stalled, started)] == ["aborted", ""]
-
-
-def test_slow_clients_may_hold_less_together_and_for_a_time_only() -> None:
-    shared, (large, small, new) = clients(3)
-    large.hold(unsent=90)
-    small.hold(unsent=40)
-    shared.sweep()
-    assert not large.ended
-    new.hold(unsent=300)
-    shared.sweep()
-    assert [client.ended for client in (large, small, new)] == ["aborted", "", ""]
-    shared.sweep()
-    new.hold()
-    shared.sweep()
-    assert small.ended == "aborted"
-    assert shared.unsent.held_bytes == 0
-
-
-def test_who_moves_or_waits_for_us_is_not_slow() -> None:
-    shared = Listener(SharedLimits(slow_arriving_bytes_max=0, slow_unsent_bytes_max=0, patience_s=SWEEP_S))
-    takes, sends, waits = (Client(shared) for _ in range(3))
-    waits.waits_for_us = True
-    waits.hold(arriving=200)
-    left = 10**6
-    for sweep in range(10):
-        left -= 6_000
-        takes.hold(unsent=left)
-        sends.hold(arriving=1 + 6_000 * sweep)
-        shared.sweep()
-    assert not takes.ended
-    assert not waits.ended
-
-
-def idle_clients(count: int, **limits: int) -> tuple[SimpleNamespace, Listener, list[Client]]:
-    """Clients of a port where those that are idle may hold 100,000 bytes together, and its clock."""
+    Told by capitals: whose connection is aborted; by small letters: whose requests are refused.
+    """
+    limits, steps, told, held = WHO_GIVES_WAY[name]
     clock = SimpleNamespace(now_s=0.0)
-    shared = Listener(SharedLimits(idle_unsent_bytes_max=100_000, **limits), lambda: clock.now_s)
-    return clock, shared, [Client(shared) for _ in range(count)]
-
-
-def test_who_takes_nothing_gives_way_at_once_where_idle_clients_hold_too_much() -> None:
-    clock, shared, (*idle, new) = idle_clients(11)
-    for client in idle:
-        client.hold(unsent=20_000)
-    assert not any(client.ended for client in idle), "a moment is no idleness"
-    clock.now_s = 0.3
-    new.hold(unsent=20_000)
-    assert [client.ended for client in idle] == ["aborted"] * 6 + [""] * 4
-    assert shared.unsent.held_bytes == 100_000
-
-
-def test_who_never_took_anything_gives_way_before_those_that_did() -> None:
-    clock, shared, (takes, *never, new) = idle_clients(5, untried_unsent_bytes_max=30_000)
-    takes.hold(unsent=20_000)
-    takes.hold(unsent=10_000)
-    for client in never:
-        client.hold(unsent=10_000)
-    clock.now_s = 0.3
-    new.hold(unsent=10_000)
-    assert [client.ended for client in (takes, *never, new)] == ["", "aborted", "aborted", "", ""]
-    new.hold(unsent=60_000)
-    assert [client.ended for client in (takes, *never, new)] == ["", "aborted", "aborted", "aborted", ""]
-    assert shared.unsent.held_bytes == 70_000
-    new.hold(unsent=100_000)
-    assert (takes.ended, new.ended) == ("aborted", "")
-
-
-def test_a_sweep_makes_room_where_no_answer_has_come_since_clients_were_busy() -> None:
-    clock, shared, idle = idle_clients(10)
-    for client in idle:
-        client.hold(unsent=20_000)
-    clock.now_s = 0.3
-    shared.sweep()
-    assert [client.ended for client in idle] == ["aborted"] * 5 + [""] * 5
+    shared = Listener(limits, lambda: clock.now_s)
+    clients: dict[str, Client] = defaultdict(lambda: Client(shared))
+    for step in steps.split():
+        if step == "sweep":
+            shared.sweep()
+        elif step[0] == "@":
+            clock.now_s = float(step[1:])
+        else:
+            sizes = dict(re.findall(r"([au])(\d+)", step))
+            clients[step[0]].waits_for_us = step.endswith("w")
+            clients[step[0]].hold(arriving=int(sizes.get("a", 0)), unsent=int(sizes.get("u", 0)))
+    ended = {"aborted": str.upper, "refused": str.lower}
+    assert "".join(ended[one.ended](key) for key, one in clients.items() if one.ended) == told
+    assert (shared.arriving.held_bytes, shared.unsent.held_bytes) == held
 
 
 async def test_many_slow_clients_are_cut_off_in_several_turns_of_the_loop() -> None:
-    shared, slow = clients(100)
+    shared = Listener(LIMITS)
+    slow = [Client(shared) for _ in range(100)]
     for client in slow:
         client.hold(unsent=9)
     ended = []
@@ -203,18 +141,10 @@ async def test_many_slow_clients_are_cut_off_in_several_turns_of_the_loop() -> N
     assert shared.unsent.held_bytes == 99
 
 
-def test_who_takes_its_answers_may_hold_more_than_idle_clients() -> None:
-    clock, _, (takes, idle) = idle_clients(2)
-    idle.hold(unsent=50_000)
-    for step in range(100):
-        clock.now_s = step / 10
-        takes.hold(unsent=400_000)
-        takes.hold(unsent=399_000)
-    assert (takes.ended, idle.ended) == ("", "aborted")
-
-
 def test_what_a_socket_has_taken_unnoted_is_a_step_too() -> None:
-    clock, shared, (downloads, asks) = idle_clients(2)
+    clock = SimpleNamespace(now_s=0.0)
+    shared = Listener(IDLE, lambda: clock.now_s)
+    downloads, asks = Client(shared), Client(shared)
     downloads.hold(unsent=400_000)
     for second in range(1, 5):
         clock.now_s = second
@@ -223,23 +153,6 @@ def test_what_a_socket_has_taken_unnoted_is_a_step_too() -> None:
         asks.hold()
     assert not downloads.ended
     assert shared.unsent.held_bytes == 200_000
-
-
-def test_a_byte_at_a_time_is_no_step() -> None:
-    clock, _, (drips, asks) = idle_clients(2)
-    for tenth in range(10):
-        clock.now_s = tenth / 10
-        drips.hold(unsent=100_000 - tenth)
-    asks.hold(unsent=20_000)
-    assert (drips.ended, asks.ended) == ("aborted", "")
-
-
-def test_beyond_the_bound_of_all_even_those_that_move_give_way() -> None:
-    _, shared, (first, second, third) = idle_clients(3, unsent_bytes_max=1_000_000)
-    for client in (first, second, third):
-        client.hold(unsent=400_000)
-    assert [client.ended for client in (first, second, third)] == ["aborted", "", ""]
-    assert shared.unsent.held_bytes == 800_000
 
 
 def shared_servers(count: int, window: int | None = None, **limits: Any) -> list[tuple[Any, Any]]:

@@ -11,27 +11,21 @@ one's service time is 5 % longer, and at least 18 of 20 comparisons, of at most 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-MODEL = """\
-service_time: {{base_ms: {base}, per_row_ms: {row}}}
-inputs: {{x: {{dtype: float32, shape: [8]}}}}
-outputs: {{y: {{dtype: float32, shape: [2]}}}}
-"""
+from tests.benchmarks.commands import batchtune
+from tests.benchmarks.emulated import Emulated
+
 SCENARIO = """\
 name: power
-target: {{model: {folder}/one}}
+target: {{model: one}}
 load: {{arrivals: closed, concurrency: 16, warm_up: 200ms, duration: {duration}, seed: {seed}}}
 objective: throughput
 fixed: {{max_batch_size: 16, batch_timeout_micros: 0, num_batch_threads: 1}}
 variants:
   one: {{}}
-  other: {{target: {{model: {folder}/other}}}}
+  other: {{target: {{model: other}}}}
 """
 
 
@@ -43,34 +37,23 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=0.0)
     asked = parser.parse_args()
     found = 0
-    for seed in range(1, asked.comparisons + 1):
-        started = time.monotonic()
-        document = compared(asked, seed)
-        (pair,) = document["pairs"]
-        found += pair["outcome"] == "different"
-        ratio = pair["ratio"]
-        print(
-            f"{seed:3d} {pair['outcome']:<20} ×{ratio['value']:.4f} [{ratio['low']:.4f}, {ratio['high']:.4f}] "
-            f"{document['repeats']} repeats, {time.monotonic() - started:.0f} s; {found} of {seed} differ",
-            flush=True,
-        )
-
-
-def compared(asked: argparse.Namespace, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for model, factor in (("one", 1.0), ("other", 1.0 + asked.slower)):
-            (folder / model / "1").mkdir(parents=True)
-            text = MODEL.format(base=2.0 * factor, row=0.05 * factor)
-            (folder / model / "1" / "emulated.yaml").write_text(text)
-        scenario = folder / "power.yaml"
-        scenario.write_text(SCENARIO.format(folder=folder, duration=asked.duration, seed=seed))
-        command = [sys.executable, "-m", "batchtune", "compare", scenario, "--json", "--quiet"]
-        options = ["--blocks", str(asked.blocks), "--results", folder / "results"]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return json.loads(done.stdout)
+            Emulated(base_ms=2.0 * factor, per_row_ms=0.05 * factor, floats=8).write(folder / model)
+        for seed in range(1, asked.comparisons + 1):
+            scenario = folder / "power.yaml"
+            scenario.write_text(SCENARIO.format(duration=asked.duration, seed=seed))
+            ended = batchtune("compare", scenario, "--quiet", "--blocks", asked.blocks, cwd=folder)
+            document = ended.or_exit()
+            (pair,) = document["pairs"]
+            found += pair["outcome"] == "different"
+            ratio = pair["ratio"]
+            print(
+                f"{seed:3d} {pair['outcome']:<20} ×{ratio['value']:.4f} [{ratio['low']:.4f}, {ratio['high']:.4f}] "
+                f"{document['repeats']} repeats, {ended.seconds:.0f} s; {found} of {seed} differ",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ what was named and on what evidence; exits with 1 when a name is wrong.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,51 +26,48 @@ from batchtune.measure.caveats import settings_of
 from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.tune.loader import Figures, LoadRun
-from tests.benchmarks.live.live_target import CLIENT_CORE, SERVER_CORE, Case, Live, live
+from tests.benchmarks.live.burners import burning
+from tests.benchmarks.live.live_target import CLIENT_CORE, SERVER_CORE, Case, Loading, live
 
-QUICK = Case(base_ms=0.0, per_row_ms=0.0, max_batch_size=64)
-TWO_THREADS = {"processes_per_replica": 2, "threads_per_process": 1}
+Load = Callable[[Loading], Figures]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Planted:
     """What is planted, under which name it is to be found, and the load that shows it."""
 
     what: str
     expected: str
     case: Case
-    load: Callable[[Live], Figures]
-    disturbed_by: Callable[[Live], object] | None = None
+    load: Load
+    disturbed_by: Callable[[Loading], AbstractContextManager[Any]] | None = None
 
 
-def closed(clients: int) -> Callable[[Live], Figures]:
+def closed(clients: int) -> Load:
     return lambda server: server.closed_loop(clients, duration_s=2.0)
 
 
-def open_at(rate_rps: float) -> Callable[[Live], Figures]:
+def open_at(rate_rps: float) -> Load:
     return lambda server: server.open_loop(rate_rps, seed=1, warm_up_s=0.5, duration_s=2.0)
 
 
-def bursts(requests: int, every_s: float) -> Callable[[Live], Figures]:
-    def load(server: Live) -> Figures:
-        starts = np.repeat(np.arange(0.0, 2.5, every_s), requests)
-        schedule = Schedule(
-            due_ns=(starts * 1e9).astype(np.int64), duration_s=2.5, offered_rps=requests / every_s
-        )
-        return server.load(LoadRun(arrivals=schedule, warm_up_s=0.5))
-
-    return load
+def bursts(requests: int, every_s: float) -> Load:
+    starts_s = np.repeat(np.arange(0.0, 2.5, every_s), requests)
+    schedule = Schedule(
+        due_ns=(starts_s * 1e9).astype(np.int64), duration_s=2.5, offered_rps=requests / every_s
+    )
+    return lambda server: server.load(LoadRun(arrivals=schedule, warm_up_s=0.5))
 
 
 @contextmanager
-def throttled_client(server: Live) -> Iterator[None]:
+def throttled_client(server: Loading) -> Iterator[None]:
     """Half of each 100 ms the client may not run, as under a CPU quota of one half."""
     over = threading.Event()
 
     def throttle() -> None:
         while not over.is_set():
             for number in (signal.SIGSTOP, signal.SIGCONT):
-                for pid in server.client_pids():
+                for pid in server.fleet.process_ids:
                     os.kill(pid, number)
                 time.sleep(0.05)
 
@@ -83,119 +80,46 @@ def throttled_client(server: Live) -> Iterator[None]:
         thread.join()
 
 
-def hog(core: int) -> Callable[[Live], object]:
-    @contextmanager
-    def running(_server: Live) -> Iterator[None]:
-        process = multiprocessing.get_context("spawn").Process(target=spin, args=(core,), daemon=True)
-        process.start()
+@contextmanager
+def hog(core: int) -> Iterator[None]:
+    with burning([core], pauses=False):
         time.sleep(0.3)
-        try:
-            yield
-        finally:
-            process.kill()
-            process.join()
-
-    return running
+        yield
 
 
-def spin(core: int) -> None:
-    os.sched_setaffinity(0, (core,))
-    while True:
-        pass
-
+QUICK = Case(base_ms=0.0, per_row_ms=0.0, max_batch_size=64)
+OF_64, UNBATCHED = Case(max_batch_size=64), Case(max_batch_size=None)
+PATIENT = Case(max_batch_size=64, batch_timeout_micros=50_000)
+TWO = {"processes_per_replica": 2, "threads_per_process": 1}
+TWO_REST = Case(max_batch_size=64, protocol="rest", flags=TWO)
+TWO_UNBATCHED = Case(max_batch_size=None, parallel=True, protocol="rest", flags=TWO)
+QUICK_REST = Case(base_ms=0.0, per_row_ms=0.0, max_batch_size=64, protocol="rest")
+SHORT_QUEUE = Case(max_batch_size=8, max_enqueued_batches=1)
+PARALLEL = Case(max_batch_size=8, parallel=True)
 
 PLANTED = (
+    Planted("client throttled to half, closed loop", "client", QUICK, closed(16), throttled_client),
+    Planted("client throttled to half, open loop", "client", QUICK, open_at(500.0), throttled_client),
+    Planted("a hog on the server's core", "host_noise", Case(), open_at(600.0), lambda _: hog(SERVER_CORE)),
+    Planted("a hog on the client's core", "host_noise", Case(), open_at(600.0), lambda _: hog(CLIENT_CORE)),
+    Planted("2 request threads, REST, 16 clients", "server_threads", TWO_REST, closed(16)),
     Planted(
-        what="client throttled to half, closed loop",
-        expected="client",
-        case=QUICK,
-        load=closed(16),
-        disturbed_by=throttled_client,
+        "2 request threads, gRPC, 16 clients",
+        "server_threads",
+        Case(max_batch_size=64, flags=TWO),
+        closed(16),
     ),
-    Planted(
-        what="client throttled to half, open loop",
-        expected="client",
-        case=QUICK,
-        load=open_at(500.0),
-        disturbed_by=throttled_client,
-    ),
-    Planted(
-        what="a hog on the server's core",
-        expected="host_noise",
-        case=Case(),
-        load=open_at(600.0),
-        disturbed_by=hog(SERVER_CORE),
-    ),
-    Planted(
-        what="a hog on the client's core",
-        expected="host_noise",
-        case=Case(),
-        load=open_at(600.0),
-        disturbed_by=hog(CLIENT_CORE),
-    ),
-    Planted(
-        what="2 request threads, REST, 16 clients",
-        expected="server_threads",
-        case=Case(max_batch_size=64, protocol="rest", flags=TWO_THREADS),
-        load=closed(16),
-    ),
-    Planted(
-        what="2 request threads, gRPC, 16 clients",
-        expected="server_threads",
-        case=Case(max_batch_size=64, flags=TWO_THREADS),
-        load=closed(16),
-    ),
-    Planted(
-        what="2 request threads, REST, no batching",
-        expected="server_threads",
-        case=Case(max_batch_size=None, concurrency="parallel", protocol="rest", flags=TWO_THREADS),
-        load=closed(16),
-    ),
-    Planted(
-        what="4 clients, max_batch_size 64",
-        expected="concurrency",
-        case=Case(max_batch_size=64),
-        load=closed(4),
-    ),
-    Planted(
-        what="batch timeout 50 ms, closed loop",
-        expected="batch_timeout",
-        case=Case(max_batch_size=64, batch_timeout_micros=50_000),
-        load=closed(16),
-    ),
-    Planted(
-        what="batch timeout 50 ms, open loop",
-        expected="batch_timeout",
-        case=Case(max_batch_size=64, batch_timeout_micros=50_000),
-        load=open_at(200.0),
-    ),
-    Planted(what="device, 128 clients", expected="device", case=Case(), load=closed(128)),
-    Planted(what="device, open loop beyond it", expected="device", case=Case(), load=open_at(1700.0)),
-    Planted(
-        what="device, no batching",
-        expected="device",
-        case=Case(max_batch_size=None),
-        load=closed(32),
-    ),
-    Planted(
-        what="device time 0, REST, 128 clients",
-        expected="front_end",
-        case=Case(base_ms=0.0, per_row_ms=0.0, max_batch_size=64, protocol="rest"),
-        load=closed(128),
-    ),
-    Planted(
-        what="bursts of 64 on a queue of 1 batch",
-        expected="queue_limit",
-        case=Case(max_batch_size=8, max_enqueued_batches=1),
-        load=bursts(64, 0.1),
-    ),
-    Planted(
-        what="1 batch thread, parallel device",
-        expected="batch_threads",
-        case=Case(max_batch_size=8, concurrency="parallel"),
-        load=closed(64),
-    ),
-    Planted(what="a rate that is met", expected="none", case=Case(), load=open_at(600.0)),
+    Planted("2 request threads, REST, no batching", "server_threads", TWO_UNBATCHED, closed(16)),
+    Planted("4 clients, max_batch_size 64", "concurrency", OF_64, closed(4)),
+    Planted("batch timeout 50 ms, closed loop", "batch_timeout", PATIENT, closed(16)),
+    Planted("batch timeout 50 ms, open loop", "batch_timeout", PATIENT, open_at(200.0)),
+    Planted("device, 128 clients", "device", Case(), closed(128)),
+    Planted("device, open loop beyond it", "device", Case(), open_at(1700.0)),
+    Planted("device, no batching", "device", UNBATCHED, closed(32)),
+    Planted("device time 0, REST, 128 clients", "front_end", QUICK_REST, closed(128)),
+    Planted("bursts of 64 on a queue of 1 batch", "queue_limit", SHORT_QUEUE, bursts(64, 0.1)),
+    Planted("1 batch thread, parallel device", "batch_threads", PARALLEL, closed(64)),
+    Planted("a rate that is met", "none", Case(), open_at(600.0)),
 )
 
 
@@ -218,12 +142,7 @@ def tried(planted: Planted) -> bool:
         if planted.disturbed_by is not None:
             stack.enter_context(planted.disturbed_by(server))
         measured = planted.load(server).measurement
-    settings = settings_of(
-        case.configuration,
-        server_cores=float(len(case.server_cores)),
-        flags=case.flags,
-        protocol=case.protocol,
-    )
+    settings = settings_of(case.configuration, server_cores=1.0, flags=case.flags, protocol=case.protocol)
     found = find_bottleneck(measured, settings)
     good = found.kind == planted.expected
     print(

@@ -21,7 +21,7 @@ from batchtune.measure.slo import Limit
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.trials.pace import Pace
 from batchtune.tune.trials.trial import Trial, TrialRequest
-from tests.benchmarks.live.live_target import Calibrated, Case, Live, live
+from tests.benchmarks.live.live_target import Calibrated, Case, Loading, live
 from tests.measure.measure_streams import batch_streams, exact_latency, highest_rate
 
 LIMIT = Limit(name="p95", quantile=0.95, seconds=0.025)
@@ -36,7 +36,7 @@ def main() -> None:
     asked = parser.parse_args()
     case = replace(CASE, batch_timeout_micros=round(asked.timeout_ms * 1e3))
     with live(case) as server:
-        known = Calibrated.of(server)
+        known = Calibrated.of(server, case)
         exact_rps = highest_rate(_miss_ratio(known, case), 0.05, 300.0, 16 / float(known.tau_s[-1]), steps=10)
         print(
             f"timeout {asked.timeout_ms:g} ms: exact capacity {exact_rps:.0f}/s of at most {16 / known.tau_s[-1]:.0f}; "
@@ -44,16 +44,16 @@ def main() -> None:
         )
         for seed in range(asked.first_seed, asked.first_seed + asked.searches):
             started_s = time.monotonic()
-            _tell(_search(server, seed), exact_rps, time.monotonic() - started_s)
+            _tell(_search(server, case, seed), exact_rps, time.monotonic() - started_s)
 
 
-def _search(server: Live, seed: int) -> Trial:
+def _search(server: Loading, case: Case, seed: int) -> Trial:
     bench = Bench(server.scenario, server.target, server.fleet, on_live=lambda _plan, _live: None)
     plan = Plan(
         number=seed,
         seed=1000 * seed,
         pace=Pace(),
-        request=TrialRequest(configuration=server.case.configuration, source="variant", reason=""),
+        request=TrialRequest(configuration=case.configuration, source="variant", reason=""),
     )
     return bench.run(plan).trial
 

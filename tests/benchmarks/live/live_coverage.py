@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     asked = parser.parse_args()
     with live(CASE) as server:
-        known = Calibrated.of(server)
+        known = Calibrated.of(server, CASE)
         rate_rps = asked.load * CASE.max_batch_size / CASE.nominal_tau_s()[-1]
         law = exact_latency(rate_rps, known.tau_s, steps=32, states=200)
         truth_s = {name: law.quantile(q) + known.delay_s for name, q in QUANTILES.items()}

@@ -1,4 +1,5 @@
-"""How do the live benchmarks run the bundled server on core 0 and the client on core 1, on an emulated device?"""
+"""Loads a server directly, without a search, as the live benchmarks do; and serves an emulated device to them, the bundled
+server on core 0 and the client on core 1."""
 
 from __future__ import annotations
 
@@ -15,19 +16,36 @@ import numpy as np
 import psutil
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.load.fleet import LiveAggregate, LoadFleet
+from batchtune.load.fleet import LoadFleet
 from batchtune.measure.caveats import HostGuard
-from batchtune.scenario.arrivals import ClosedLoop, arrivals_of
+from batchtune.scenario.arrivals import ClosedLoop, draw
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.loader import Figures, Loader, LoadRun
+from tests.benchmarks.emulated import Emulated
 
 SERVER_CORE, CLIENT_CORE = 0, 1
-MODEL = """\
-service_time: {{base_ms: {base_ms}, per_row_ms: {per_row_ms}, concurrency: {concurrency}}}
-inputs: {{x: {{dtype: float32, shape: [8]}}}}
-outputs: {{y: {{dtype: float32, shape: [2]}}}}
-"""
+
+
+class Loading:
+    """A server that is up, and the client beside it; `target` is what a scenario launches."""
+
+    def __init__(self, scenario: Scenario, target: Any, fleet: LoadFleet) -> None:
+        self.scenario, self.target, self.fleet = scenario, target, fleet
+        self.loader = Loader(scenario, target, fleet, guard=HostGuard())
+
+    def load(self, run: LoadRun) -> Figures:
+        return self.loader.run(run, on_live=lambda _live: None)
+
+    def open_loop(self, rate_rps: float, *, seed: int, warm_up_s: float, duration_s: float) -> Figures:
+        """Poisson arrivals, whatever the scenario's are."""
+        load = self.scenario.load.model_copy(update={"arrivals": "poisson", "rate_rps": rate_rps})
+        arrivals = draw(load, rate_rps=rate_rps, duration_s=warm_up_s + duration_s, seed=seed)
+        return self.load(LoadRun(arrivals=arrivals, warm_up_s=warm_up_s))
+
+    def closed_loop(self, clients: int, *, duration_s: float = 1.0, warm_up_s: float = 0.3) -> Figures:
+        arrivals = ClosedLoop(concurrency=clients, duration_s=warm_up_s + duration_s)
+        return self.load(LoadRun(arrivals=arrivals, warm_up_s=warm_up_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +54,14 @@ class Case:
 
     base_ms: float = 3.0
     per_row_ms: float = 0.5
-    concurrency: str = "serial"
+    parallel: bool = False
     max_batch_size: int | None = 16
     batch_timeout_micros: int = 0
-    num_batch_threads: int = 1
     max_enqueued_batches: int = 1_000_000
     protocol: str = "grpc"
     flags: dict[str, Any] = field(default_factory=dict)
     limit_s: float = 1.0
     server_cores: tuple[int, ...] = (SERVER_CORE,)
-    client_cores: tuple[int, ...] = (CLIENT_CORE,)
-    max_in_flight: int | None = None
 
     @property
     def configuration(self) -> Configuration:
@@ -56,10 +71,14 @@ class Case:
             batching=BatchingParameters(
                 max_batch_size=self.max_batch_size,
                 batch_timeout_micros=self.batch_timeout_micros,
-                num_batch_threads=self.num_batch_threads,
+                num_batch_threads=1,
                 max_enqueued_batches=self.max_enqueued_batches,
             )
         )
+
+    @property
+    def device(self) -> Emulated:
+        return Emulated(base_ms=self.base_ms, per_row_ms=self.per_row_ms, parallel=self.parallel, floats=8)
 
     def scenario(self, model: Path) -> Scenario:
         return Scenario.model_validate(
@@ -67,13 +86,7 @@ class Case:
                 "name": "live",
                 "target": {"model": str(model), "flags": self.flags},
                 "request": {"protocol": self.protocol},
-                "load": {
-                    "arrivals": "poisson",
-                    "rate": 100,
-                    "warm_up": "500ms",
-                    "duration": "2s",
-                    "max_in_flight": self.max_in_flight,
-                },
+                "load": {"arrivals": "poisson", "rate": 100, "warm_up": "500ms", "duration": "2s"},
                 "slo": {"p95": f"{self.limit_s * 1e3}ms"},
                 "objective": "capacity",
             }
@@ -81,53 +94,24 @@ class Case:
 
     def nominal_tau_s(self) -> np.ndarray:
         """tau[b] of the device alone, b = 0 … max_batch_size."""
-        return (self.base_ms + self.per_row_ms * np.arange((self.max_batch_size or 1) + 1)) / 1e3
-
-
-@dataclass
-class Live:
-    """A server of a case that is up, and the client beside it."""
-
-    case: Case
-    scenario: Scenario
-    target: TfServingTarget
-    loader: Loader
-    fleet: LoadFleet
-
-    def client_pids(self) -> list[int]:
-        return self.fleet.process_ids
-
-    def load(self, run: LoadRun) -> Figures:
-        return self.loader.run(run, on_live=_silent)
-
-    def open_loop(self, rate_rps: float, *, seed: int, warm_up_s: float, duration_s: float) -> Figures:
-        arrivals = arrivals_of(
-            self.scenario.load, rate_rps=rate_rps, duration_s=warm_up_s + duration_s, seed=seed
-        )
-        return self.load(LoadRun(arrivals=arrivals, warm_up_s=warm_up_s))
-
-    def closed_loop(self, clients: int, *, duration_s: float = 1.0, warm_up_s: float = 0.3) -> Figures:
-        arrivals = ClosedLoop(concurrency=clients, duration_s=warm_up_s + duration_s)
-        return self.load(LoadRun(arrivals=arrivals, warm_up_s=warm_up_s))
+        return self.device.tau_ms(self.max_batch_size or 1) / 1e3
 
 
 @contextmanager
-def live(case: Case) -> Iterator[Live]:
+def live(case: Case) -> Iterator[Loading]:
     """Serve a case: launched unbatched, then given its parameters between two batches, as a sweep does."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "model" / "1"
-        folder.mkdir(parents=True)
-        text = MODEL.format(base_ms=case.base_ms, per_row_ms=case.per_row_ms, concurrency=case.concurrency)
-        (folder / "emulated.yaml").write_text(text)
-        scenario = case.scenario(folder.parent)
+        scenario = case.scenario(case.device.write(Path(name) / "model"))
         with (
             TfServingTarget(scenario.target) as target,
-            LoadFleet(processes=1, cpus=case.client_cores) as fleet,
+            LoadFleet(processes=1, cpus=(CLIENT_CORE,)) as fleet,
         ):
             target.apply(Configuration(batching=None))
             target.apply(case.configuration)
-            _pin(target.pid, case.server_cores)
-            yield Live(case, scenario, target, Loader(scenario, target, fleet, guard=HostGuard()), fleet)
+            for thread in psutil.Process(target.pid).threads():
+                with contextlib.suppress(ProcessLookupError):  # a thread that has ended since
+                    os.sched_setaffinity(thread.id, case.server_cores)
+            yield Loading(scenario, target, fleet)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,27 +122,16 @@ class Calibrated:
     delay_s: float
 
     @classmethod
-    def of(cls, server: Live, *, requests_s: float = 1.0) -> Self:
+    def of(cls, server: Loading, case: Case) -> Self:
         """From one client (its latency is delay + timeout + tau[1]) and from a closed loop that fills every batch.
 
         The recorded execution time of a batch is longer than the device's by its late wake-up; between two batches the
         batch thread hands answers over and takes the next one. Both lengthen the cycle that the exact chain runs on.
         """
-        most = server.case.max_batch_size or 1
-        alone = server.closed_loop(1, duration_s=requests_s)
-        full = server.closed_loop(4 * most, duration_s=requests_s)
-        nominal_s = server.case.nominal_tau_s()
+        most = case.max_batch_size or 1
+        alone, full = server.closed_loop(1), server.closed_loop(4 * most)
+        nominal_s = case.nominal_tau_s()
         cycle_s = most / full.measurement.throughput_rps.value
         tau_s = nominal_s + (cycle_s - nominal_s[most])
-        waited_s = server.case.batch_timeout_micros / 1e6 + float(tau_s[1])
+        waited_s = case.batch_timeout_micros / 1e6 + float(tau_s[1])
         return cls(tau_s=tau_s, delay_s=alone.measurement.latency_s["p50"].value - waited_s)
-
-
-def _pin(pid: int | None, cores: tuple[int, ...]) -> None:
-    for thread in psutil.Process(pid).threads():
-        with contextlib.suppress(ProcessLookupError):  # a thread that has ended since
-            os.sched_setaffinity(thread.id, cores)
-
-
-def _silent(_live: LiveAggregate) -> None:
-    return None

@@ -21,6 +21,7 @@ from batchtune.server.backends.registry import load_model
 from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cpus
 from batchtune.target.tfserving import TfServingTarget
+from tests.server.backends.model_files import onnx_graph, save_program
 from tests.server.server_process import write_emulated
 
 pytestmark = pytest.mark.skipif(
@@ -35,16 +36,10 @@ LARGE_ROW_COUNT = 20_000
 def write_onnx(base_path: Path) -> Path:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "graph",
-        [helper.make_tensor_value_info("x", kind, ["batch", 2])],
-        [helper.make_tensor_value_info("y", kind, ["batch", 2])],
-        [helper.make_tensor("w", kind, [2, 2], [1, 0, 0, 1])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     (base_path / "1").mkdir(parents=True)
+    kind, product = onnx.TensorProto.FLOAT, onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    weights = onnx.helper.make_tensor("w", kind, [2, 2], [1, 0, 0, 1])
+    model = onnx_graph([product], [("x", kind, ["batch", 2])], [("y", kind, ["batch", 2])], [weights])
     onnx.save(model, base_path / "1" / "model.onnx")
     return base_path
 
@@ -61,9 +56,7 @@ def write_saved_model(base_path: Path) -> Path:
 def write_exported(base_path: Path) -> Path:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     (base_path / "1").mkdir(parents=True)
-    rows = ({0: torch.export.Dim.DYNAMIC},)
-    program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),), dynamic_shapes=rows)
-    torch.export.save(program, base_path / "1" / "model.pt2")
+    save_program(base_path / "1", torch.nn.Linear(2, 2).eval(), width=2)
     return base_path
 
 

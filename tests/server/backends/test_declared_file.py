@@ -61,15 +61,8 @@ def test_what_cannot_be_read_is_refused_with_its_line(tmp_path: Path, text: str 
     assert len(raised.value.message) < 2_000
 
 
-def test_a_tag_makes_no_object(tmp_path: Path) -> None:
+def test_a_tag_makes_no_object_and_an_empty_file_no_document(tmp_path: Path) -> None:
     assert read(tmp_path, "a: !!python/object/apply:os.system [ls]").data == {"a": ["ls"]}
-
-
-def test_a_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
-    file = read(tmp_path, "a: 1")
-    assert len(file.fault(f"a: {[0] * 10_000!r}").message) < 1_200
-
-
-def test_an_empty_file_has_no_document(tmp_path: Path) -> None:
     file = read(tmp_path, "")
     assert (file.data, file.lines) == (None, {})
+    assert len(file.fault(f"a: {[0] * 10_000!r}").message) < 1_200  # a value is shown by its beginning

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from batchtune.server.backends.emulated import (
     EmulatedDevice,
     EmulatedServiceTime,
     SharedTimetable,
-    expected_outputs,
     load_emulated_model,
     sleep_until,
 )
@@ -24,6 +25,8 @@ from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
 IO = "inputs: {x: {dtype: float32, shape: [4]}}\noutputs: {y: {dtype: float32, shape: [3]}}\n"
+STEPS = ((1, 0, 2.0), (2, 0, 4.0), (8, 0, 4.0), (16, 0, 8.0))
+"""Rows, elements and milliseconds: beyond the last step it goes on in proportion."""
 Y = (TensorSpec(name="y", dtype="float32", shape=(None, 3)),)
 
 
@@ -32,23 +35,26 @@ def version_directory(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
-def test_outputs_are_the_row_sum_plus_the_column(tmp_path: Path) -> None:
-    model = load_emulated_model(version_directory(tmp_path, IO))
-    outputs = model.runs["serving_default"]({"x": np.arange(8, dtype=np.float32).reshape(2, 4)})
-    np.testing.assert_array_equal(outputs["y"], [[6, 7, 8], [22, 23, 24]])
-    assert outputs["y"].dtype == np.float32
-
-
-def test_strings_count_with_their_length_and_scalars_per_row_are_allowed(tmp_path: Path) -> None:
-    text = "inputs: {s: {dtype: string}}\noutputs: {n: {dtype: int64}, t: {dtype: string, shape: [2]}}\n"
+@pytest.mark.parametrize(
+    ("text", "inputs", "outputs"),
+    [
+        (IO, {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}, {"y": [[6, 7, 8], [22, 23, 24]]}),
+        (IO, {"x": np.zeros((0, 4), np.float32)}, {"y": np.zeros((0, 3))}),
+        (
+            "inputs: {s: {dtype: string}}\noutputs: {n: {dtype: int64}, t: {dtype: string, shape: [2]}}\n",
+            {"s": np.array([b"abc", b""], dtype=object)},
+            {"n": [3, 0], "t": [[b"3", b"4"], [b"0", b"1"]]},
+        ),
+    ],
+    ids=["the row's sum plus the column", "no rows", "strings count with their length"],
+)
+def test_outputs_are_a_function_of_the_inputs(text: str, inputs: Any, outputs: Any, tmp_path: Path) -> None:
     model = load_emulated_model(version_directory(tmp_path, text))
-    outputs = model.runs["serving_default"]({"s": np.array([b"abc", b""], dtype=object)})
-    np.testing.assert_array_equal(outputs["n"], [3, 0])
-    assert outputs["t"].tolist() == [[b"3", b"4"], [b"0", b"1"]]
-
-
-def test_zero_rows_give_zero_rows() -> None:
-    assert expected_outputs(Y, {"x": np.zeros((0, 4), np.float32)})["y"].shape == (0, 3)
+    answered = model.runs["serving_default"](inputs)
+    assert list(answered) == list(outputs)
+    for spec in model.signatures["serving_default"].outputs:
+        np.testing.assert_array_equal(answered[spec.name], outputs[spec.name])
+        assert answered[spec.name].dtype == spec.dtype
 
 
 def test_the_signature_has_a_batch_dimension_and_free_sizes(tmp_path: Path) -> None:
@@ -58,32 +64,31 @@ def test_the_signature_has_a_batch_dimension_and_free_sizes(tmp_path: Path) -> N
     assert signature.outputs == (TensorSpec(name="y", dtype="float32", shape=(None,)),)
 
 
-def test_the_service_time_is_linear_in_rows() -> None:
-    assert EmulatedServiceTime(base_ms=2.0, per_row_ms=0.05).mean_ns(32) == 3_600_000
+@pytest.mark.parametrize(
+    ("service_time", "rows", "elements", "mean_ms"),
+    [
+        ({"base_ms": 2.0, "per_row_ms": 0.05}, 32, 0, 3.6),
+        ({"base_ms": 1.0, "per_row_ms": 0.5, "per_element_ms": 0.25}, 2, 8, 4.0),
+        *(({"base_ms": 9.0, "steps": ((1, 2.0), (8, 4.0))}, *one) for one in STEPS),
+    ],
+)
+def test_the_service_time_grows_with_rows_and_elements_or_by_steps(
+    service_time: dict[str, Any], rows: int, elements: int, mean_ms: float
+) -> None:
+    assert EmulatedServiceTime(**service_time).mean_ns(rows, elements) == mean_ms * 1e6
 
 
-def test_steps_replace_the_line_and_go_on_in_proportion() -> None:
-    steps = EmulatedServiceTime(base_ms=9.0, steps=((1, 2.0), (8, 4.0)))
-    assert [steps.mean_ns(rows) for rows in (1, 2, 8, 16)] == [2_000_000, 4_000_000, 4_000_000, 8_000_000]
-
-
-def test_the_service_time_may_grow_with_the_elements_padding_included(tmp_path: Path) -> None:
-    text = "service_time: {base_ms: 1, per_row_ms: 0.5, per_element_ms: 0.25}\n"
-    text += "inputs: {x: {dtype: int32, shape: [-1]}}\noutputs: {y: {dtype: float32, shape: []}}\n"
-    load_emulated_model(version_directory(tmp_path, text))
-    service_time = EmulatedServiceTime(base_ms=1.0, per_row_ms=0.5, per_element_ms=0.25)
-    assert service_time.mean_ns(2, 8) == 4_000_000
-    device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
+@pytest.mark.parametrize(
+    ("held", "least_ns"), [({"base_ms": 2}, 2_000_000), ({"per_element_ms": 0.5}, 4_000_000)]
+)
+def test_a_batch_is_held_at_least_for_its_service_time(
+    held: dict[str, float], least_ns: int, tmp_path: Path
+) -> None:
+    """Padding included: two rows of four."""
+    model = load_emulated_model(version_directory(tmp_path, f"service_time: {held}\n{IO}"))
     started_ns = time.monotonic_ns()
-    device({"x": np.zeros((2, 4), np.int32)})
-    assert time.monotonic_ns() - started_ns >= 4_000_000
-
-
-def test_a_batch_is_held_at_least_for_its_service_time() -> None:
-    device = EmulatedDevice(EmulatedServiceTime(base_ms=2.0), rows_max=None, outputs=Y)
-    started_ns = time.monotonic_ns()
-    device({"x": np.ones((1, 4), np.float32)})
-    assert time.monotonic_ns() - started_ns >= 2_000_000
+    model.runs["serving_default"]({"x": np.ones((2, 4), np.float32)})
+    assert time.monotonic_ns() - started_ns >= least_ns
 
 
 @pytest.mark.parametrize(("concurrency", "serial"), [("serial", True), ("parallel", False)])
@@ -120,14 +125,11 @@ def test_a_shared_device_holds_two_batches_longer_than_one() -> None:
     service_time = EmulatedServiceTime(base_ms=4.0, concurrency="parallel", contention_ratio=0.5)
     device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
     started_ns = time.monotonic_ns()
-    threads = [threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(device, [{"x": np.ones((1, 4), np.float32)}] * 2))
     # Both need 4 ms of the device; beside each other they take 6 ms, less what the second came later.
     assert time.monotonic_ns() - started_ns >= 4_000_000
-    assert device({"x": np.ones((1, 4), np.float32)})["y"].shape == (1, 3)
+    assert [answer["y"].shape for answer in answers] == [(1, 3)] * 2
 
 
 def test_only_batches_that_do_not_disturb_each_other_make_a_parallel_device(tmp_path: Path) -> None:
@@ -139,33 +141,27 @@ def test_only_batches_that_do_not_disturb_each_other_make_a_parallel_device(tmp_
     assert not loaded("concurrency: parallel, contention_ratio: 0.5")
 
 
-def test_jitter_keeps_the_mean_and_is_seeded() -> None:
-    def draw(seed: int) -> list[int]:
-        service_time = EmulatedServiceTime(base_ms=1.0, jitter_ratio=0.2, seed=seed, concurrency="parallel")
-        device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
-        return [device._due_ns(0, 1) for _ in range(4000)]
+def drawn(count: int, seed: int, **service_time: float) -> list[int]:
+    law = EmulatedServiceTime(base_ms=1.0, seed=seed, concurrency="parallel", **service_time)  # type: ignore[arg-type]
+    device = EmulatedDevice(law, rows_max=None, outputs=Y)
+    return [device._due_ns(0, 1) for _ in range(count)]
 
-    first = draw(1)
-    assert first == draw(1)
-    assert first != draw(2)
+
+def test_jitter_keeps_the_mean_and_is_seeded() -> None:
+    first = drawn(4000, 1, jitter_ratio=0.2)
+    assert first == drawn(4000, 1, jitter_ratio=0.2)
+    assert first != drawn(4000, 2, jitter_ratio=0.2)
     # 4000 draws of relative deviation 0.2: the mean is within 5 standard errors, the deviation within 10 %.
     assert np.mean(first) == pytest.approx(1e6, rel=5 * 0.2 / 4000**0.5)
     assert np.std(first) == pytest.approx(0.2e6, rel=0.1)
 
 
 def test_a_share_of_the_batches_is_slow_and_drawn_with_the_seed() -> None:
-    def draw(seed: int) -> list[int]:
-        service_time = EmulatedServiceTime(
-            base_ms=1.0, slow_ratio=0.25, slow_factor=10.0, seed=seed, concurrency="parallel"
-        )
-        device = EmulatedDevice(service_time, rows_max=None, outputs=Y)
-        return [device._due_ns(0, 1) for _ in range(400)]
-
-    drawn = draw(1)
-    assert drawn == draw(1)
-    assert set(drawn) == {1_000_000, 10_000_000}
+    first = drawn(400, 1, slow_ratio=0.25, slow_factor=10.0)
+    assert first == drawn(400, 1, slow_ratio=0.25, slow_factor=10.0)
+    assert set(first) == {1_000_000, 10_000_000}
     # 400 draws with probability 1/4: within 5 standard errors.
-    assert drawn.count(10_000_000) == pytest.approx(100, abs=5 * 75**0.5)
+    assert first.count(10_000_000) == pytest.approx(100, abs=5 * 75**0.5)
 
 
 def test_a_batch_burns_the_cpu_time_that_was_asked_for() -> None:
@@ -201,10 +197,7 @@ def test_other_threads_run_while_a_batch_is_held() -> None:
     holder.start()
     sleep_until(time.monotonic_ns() + 1_000_000)
     assert holder.is_alive()
-
-
-def test_a_deadline_that_has_passed_does_not_sleep() -> None:
-    sleep_until(0)
+    sleep_until(0)  # has passed
 
 
 @pytest.mark.parametrize(
@@ -216,7 +209,7 @@ def test_a_deadline_that_has_passed_does_not_sleep() -> None:
         ("service_time: {concurrency: both}\n" + IO, "expected serial or parallel"),
         (
             "service_time: {contention_ratio: 0.5}\n" + IO,
-            "service_time.contention_ratio: read only with concurrency: parallel",
+            "contention_ratio: read only with concurrency: parallel",
         ),
         ("service_time: {steps: [1]}\n" + IO, "service_time.steps: expected a table"),
         ("service_time: {steps: {0: 1}}\n" + IO, "service_time.steps: 0; expected a whole number ≥ 1"),
@@ -224,11 +217,11 @@ def test_a_deadline_that_has_passed_does_not_sleep() -> None:
         ("memory: {rows_max: 0}\n" + IO, "memory.rows_max: 0; expected a whole number ≥ 1"),
         ("outputs: {y: {shape: [1]}}\n", "inputs: missing"),
         (
-            "inputs: {x: {dtype: flot32}}\noutputs: {y: {}}\n",
+            "{inputs: {x: {dtype: flot32}}, outputs: {y: {}}}",
             "inputs.x.dtype: 'flot32'; did you mean 'float32'?",
         ),
         (
-            "inputs: {x: {}}\noutputs: {y: {shape: [-1]}}\n",
+            "{inputs: {x: {}}, outputs: {y: {shape: [-1]}}}",
             "outputs.y.shape: -1; expected a whole number ≥ 0",
         ),
         ("[1, 2]\n", "the file: [1, 2]; expected a table"),
@@ -243,16 +236,19 @@ def test_a_fault_in_the_file_is_named_by_file_and_key(tmp_path: Path, text: str,
     assert said in raised.value.message
 
 
-def test_the_file_in_the_directory_decides_the_backend(tmp_path: Path) -> None:
-    assert load_model(version_directory(tmp_path, IO), ServerFlags()).emulated
-    (tmp_path / "emulated.yaml").unlink()
-    with pytest.raises(StatusError, match="none of saved_model") as raised:
-        load_model(tmp_path, ServerFlags())
-    assert raised.value.code == "NOT_FOUND"
-
-
-def test_a_chain_of_before_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "pipeline.yaml").touch()
-    with pytest.raises(StatusError, match="chains of models no longer exist") as raised:
+@pytest.mark.parametrize(
+    ("file", "code", "said"),
+    [
+        ("other.yaml", "NOT_FOUND", "none of saved_model"),
+        ("pipeline.yaml", "UNIMPLEMENTED", "chains of models no longer exist"),
+    ],
+)
+def test_the_file_in_the_directory_decides_the_backend(
+    file: str, code: str, said: str, tmp_path: Path
+) -> None:
+    path = version_directory(tmp_path, IO) / "emulated.yaml"
+    assert load_model(tmp_path, ServerFlags()).emulated
+    path.rename(tmp_path / file)
+    with pytest.raises(StatusError, match=said) as raised:
         load_model(tmp_path, ServerFlags(device="cpu"))
-    assert raised.value.code == "UNIMPLEMENTED"
+    assert raised.value.code == code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,9 +44,6 @@ INSIDE = "max_batch_size 16, batch_timeout_micros 20000, num_batch_threads 1, al
 
 @pytest.mark.slow
 def test_a_model_that_batches_inside_is_told_and_twice_is_a_caveat(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     model = tmp_path / "inside" / "1"
     subprocess.run([sys.executable, "-c", EXPORT, str(model)], check=True, capture_output=True, timeout=120)
     scenario = tmp_path / "inside.yaml"
@@ -53,12 +52,8 @@ def test_a_model_that_batches_inside_is_told_and_twice_is_a_caveat(tmp_path: Pat
     assert done.returncode in (0, MeasurementInvalidError.exit_code), done.stderr
     assert f"inside batches inside its graph: {INSIDE}" in done.stderr
     document = json.loads(done.stdout)
-    (twice,) = (
-        caveat
-        for caveat in document["points"][0]["measurement"]["caveats"]
-        if caveat["code"] == "batched_twice"
-    )
-    assert INSIDE in twice["text"]
+    caveats = {one["code"]: one["text"] for one in document["points"][0]["measurement"]["caveats"]}
+    assert INSIDE in caveats["batched_twice"]
     assert "batched twice, in its graph too" in (tmp_path / document["run"] / "server.log").read_text()
 
 

@@ -19,6 +19,7 @@ from batchtune.server.backends.registry import load_model
 from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
+from tests.server.backends.model_files import save_onnx, save_program
 
 CPU = ServerFlags(device="cpu", tensorflow_intra_op_parallelism=1)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -26,27 +27,6 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def run(model: LoadedModel, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     return dict(model.runs["serving_default"](inputs))
-
-
-def save_onnx(directory: Path) -> None:
-    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    helper, kind = onnx.helper, onnx.TensorProto
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Identity", ["s"], ["t"])],
-        "graph",
-        [
-            helper.make_tensor_value_info("x", kind.FLOAT, ["batch", 3]),
-            helper.make_tensor_value_info("s", kind.STRING, ["batch"]),
-        ],
-        [
-            helper.make_tensor_value_info("y", kind.FLOAT, ["batch", 2]),
-            helper.make_tensor_value_info("t", kind.STRING, ["batch"]),
-        ],
-        [helper.make_tensor("w", kind.FLOAT, [3, 2], [1, 0, 0, 1, 1, 1])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, directory / "model.onnx")
 
 
 def test_an_onnx_graph_runs_under_its_own_names(tmp_path: Path) -> None:
@@ -59,11 +39,6 @@ def test_an_onnx_graph_runs_under_its_own_names(tmp_path: Path) -> None:
     outputs = run(model, x=X, s=np.array([b"a", b"b"], dtype=object))
     np.testing.assert_array_equal(outputs["y"], X @ [[1, 0], [0, 1], [1, 1]])
     assert list(outputs["t"]) == [b"a", b"b"]
-
-
-def test_onnx_says_what_is_wrong_with_an_input(tmp_path: Path) -> None:
-    save_onnx(tmp_path)
-    model = load_model(tmp_path, CPU)
     with pytest.raises(StatusError) as raised:
         run(model, x=X[:, :2], s=np.array([b"a", b"b"], dtype=object))
     assert raised.value.code == "INVALID_ARGUMENT"
@@ -112,10 +87,7 @@ def test_an_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.manual_seed(1)
     module = torch.nn.Linear(3, 2).eval()
-    program = torch.export.export(
-        module, (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
-    )
-    torch.export.save(program, tmp_path / "model.pt2")
+    save_program(tmp_path, module)
     model = load_model(tmp_path, CPU)
     signature = model.signatures["serving_default"]
     assert signature.inputs == (TensorSpec(name="input", dtype="float32", shape=(None, 3)),)
@@ -144,7 +116,7 @@ def emptied(archive: bytes) -> bytes:
 def test_a_file_that_is_no_exported_program_is_named(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     path = tmp_path / "model.pt2"
-    torch.export.save(torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),)), path)
+    save_program(tmp_path, torch.nn.Linear(3, 3))
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(StatusError, match=r"model\.pt2: ") as refused:
         load_model(tmp_path, ServerFlags(device="cpu"))
@@ -177,52 +149,38 @@ def test_a_program_exported_on_the_cpu_moves_with_the_constants_it_makes() -> No
     assert moved.module()(torch.ones(2, 3, device="meta")).device.type == "meta"
 
 
-class FakeOnnxRuntime:
-    """onnxruntime's GPU build on a machine where CUDA's libraries cannot be loaded: it goes on without a GPU."""
-
-    def __init__(self, *, started: list[str]) -> None:
-        self.started = started
-        self.asked: list[object] = []
-
-    def get_available_providers(self) -> list[str]:
-        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-
-    def SessionOptions(self) -> SimpleNamespace:  # noqa: N802  (onnxruntime's name)
-        return SimpleNamespace()
-
-    def InferenceSession(self, path: str, options: object, *, providers: list[object]) -> object:  # noqa: N802
-        self.asked = providers
-        argument = SimpleNamespace(name="x", type="tensor(float)", shape=["n", 3])
-
-        def starve(names: object, feeds: object) -> None:
-            raise RuntimeError(
-                "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 9"
-            )
-
-        return SimpleNamespace(
-            get_providers=lambda: self.started,
-            get_inputs=lambda: [argument],
-            get_outputs=lambda: [argument],
-            run=starve,
-        )
-
-
 def test_onnx_runtime_takes_the_gpu_that_is_asked_for_and_its_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """onnxruntime's GPU build on a machine where CUDA's libraries may not load: it goes on without a GPU."""
+    gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+    started, asked = [gpu, cpu], []
+    argument = SimpleNamespace(name="x", type="tensor(float)", shape=["n", 3])
+
+    def starve(names: object, feeds: object) -> None:
+        raise RuntimeError(
+            "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 9"
+        )
+
+    def session(path: str, options: object, *, providers: list[object]) -> object:
+        asked.append(providers)
+        arguments = {"get_inputs": lambda: [argument], "get_outputs": lambda: [argument]}
+        return SimpleNamespace(get_providers=lambda: started, run=starve, **arguments)
+
+    fake = SimpleNamespace(
+        get_available_providers=lambda: [gpu, cpu], SessionOptions=SimpleNamespace, InferenceSession=session
+    )
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    fake = FakeOnnxRuntime(started=["CUDAExecutionProvider", "CPUExecutionProvider"])
     monkeypatch.setattr(onnx_backend, "_failures", lambda: (RuntimeError,))
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)  # type: ignore[arg-type]
     (tmp_path / "model.onnx").write_bytes(b"")
     model = load_model(tmp_path, ServerFlags(device="cuda:1"))
-    assert fake.asked == [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]
     with pytest.raises(StatusError, match="out of memory") as raised:
         run(model, x=X)
     assert raised.value.code == "RESOURCE_EXHAUSTED"
     load_model(tmp_path, ServerFlags(device="cpu"))
-    assert fake.asked == ["CPUExecutionProvider"]
-    fake.started = ["CPUExecutionProvider"]
+    assert asked == [[(gpu, {"device_id": 1}), cpu], [cpu]]
+    started.remove(gpu)
     load_model(tmp_path, ServerFlags(device="auto"))
     with pytest.raises(StatusError, match="could not start its CUDAExecutionProvider"):
         load_model(tmp_path, ServerFlags(device="cuda"))

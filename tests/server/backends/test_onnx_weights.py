@@ -12,6 +12,7 @@ from batchtune.server.backends import onnx as onnx_backend
 from batchtune.server.backends.onnx import WEIGHT_BYTES_MIN, Weight, cut_weights, read_weights
 from batchtune.server.backends.registry import load_model
 from batchtune.server.server_flags import ServerFlags
+from tests.server.backends.model_files import onnx_graph
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 
@@ -29,14 +30,12 @@ def save(directory: Path, table: np.ndarray, *more_nodes: Any, raw: bool = True)
     weights = onnx.numpy_helper.from_array(table, "table")
     if not raw:
         weights = helper.make_tensor("table", kind, table.shape, table.ravel().tolist())
-    graph = helper.make_graph(
+    model = onnx_graph(
         [helper.make_node("Gather", ["table", "x"], ["y"]), *more_nodes],
-        "graph",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.INT64, ["batch"])],
-        [helper.make_tensor_value_info("y", kind, ["batch", 2])],
+        [("x", onnx.TensorProto.INT64, ["batch"])],
+        [("y", kind, ["batch", 2])],
         [weights, onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), "small")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.save(model, directory / "model.onnx")
     return directory / "model.onnx"
 
@@ -102,24 +101,14 @@ def branch() -> Any:
     return helper.make_graph([helper.make_node("Identity", ["table"], ["t"])], "branch", [], [value])
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        [lambda: node("MatMul", "table", "small")],
-        [lambda: node("If", "condition", then_branch=branch(), else_branch=branch())],
-    ],
-)
-def test_what_others_read_too_stays_in_the_graph(nodes: list[Any], tmp_path: Path) -> None:
-    assert cut_weights(save(tmp_path, table_of("float32"), *(make() for make in nodes))) is None
-
-
-def test_what_is_small_or_no_plain_bytes_stays_in_the_graph(tmp_path: Path) -> None:
-    assert cut_weights(save(tmp_path, table_of("float32")[:-1])) is None
-    assert cut_weights(save(tmp_path, table_of("float32"), raw=False)) is None
-
-
-def test_a_model_with_weights_in_other_files_is_left_as_it_is(tmp_path: Path) -> None:
-    path = save(tmp_path, table_of("float32"))
+def test_what_others_read_too_is_small_or_no_plain_bytes_stays_in_the_graph(tmp_path: Path) -> None:
+    table = table_of("float32")
+    assert cut_weights(save(tmp_path, table, node("MatMul", "table", "small"))) is None
+    choice = node("If", "condition", then_branch=branch(), else_branch=branch())
+    assert cut_weights(save(tmp_path, table, choice)) is None
+    assert cut_weights(save(tmp_path, table[:-1])) is None
+    assert cut_weights(save(tmp_path, table, raw=False)) is None
+    path = save(tmp_path, table)
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights", size_threshold=0)
     assert cut_weights(path) is None
 

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,7 @@ def test_every_signature_is_served_with_its_names_types_and_shapes(model: Loaded
         TensorSpec(name="y", dtype="float32", shape=(None,)),
     )
     assert model.signatures["serving_default"].method_name == "tensorflow/serving/predict"
-    assert set(SignatureDefMap.FromString(model.metadata).signature_def) >= {
-        "join",
-        "scalar",
-        "serving_default",
-    }
+    assert set(SignatureDefMap.FromString(model.metadata).signature_def) >= set(model.signatures)
 
 
 def test_scores_are_those_of_the_saved_model_itself(model: LoadedModel, directory: Path) -> None:
@@ -177,10 +174,8 @@ def test_a_server_loads_it_quietly_and_gives_grpcio_and_httpx_its_own_scores(
             np.testing.assert_array_equal(np.float32(outputs[name]), expected[name].numpy())
         assert response.model_spec.version.value == 1
         words = server.predict({"signature_name": "join", "instances": [["a", "bc"], ["", "d"]]})
-        assert words["predictions"] == [
-            {"joined": "abc", "lengths": [1, 2]},
-            {"joined": "d", "lengths": [0, 1]},
-        ]
+        joined = [{"joined": "abc", "lengths": [1, 2]}, {"joined": "d", "lengths": [0, 1]}]
+        assert words["predictions"] == joined
         assert server.stop() == 0
     assert all(line.startswith("batchtune-model-server: ") for line in server.lines), server.lines
 
@@ -196,93 +191,33 @@ def test_tensorflow_says_that_it_sees_no_gpu(tmp_path: Path) -> None:
     assert raised.value.code == "FAILED_PRECONDITION"
 
 
-class Counted:
-    """An emulated model that remembers the rows of each run."""
+@pytest.fixture
+def counted(tmp_path: Path) -> tuple[LoadedModel, list[int]]:
+    """An emulated model, and the rows of each of its runs."""
+    (tmp_path / "emulated.yaml").write_text(EMULATED)
+    loaded, rows = load_emulated_model(tmp_path), []
 
-    def __init__(self, directory: Path) -> None:
-        (directory / "emulated.yaml").write_text(EMULATED)
-        loaded = load_emulated_model(directory)
-        self.rows: list[int] = []
+    def run(inputs: Any) -> Any:
+        rows.append(len(inputs["x"]))
+        return loaded.runs["serving_default"](inputs)
 
-        def run(inputs: Any) -> Any:
-            self.rows.append(len(inputs["x"]))
-            return loaded.runs["serving_default"](inputs)
-
-        self.model = LoadedModel(signatures=loaded.signatures, runs={"serving_default": run}, emulated=True)
+    return replace(loaded, runs={"serving_default": run}), rows
 
 
-def write_warmup_requests(directory: Path, *rows: int, signature: str = "") -> None:
+def write_warmup_requests(directory: Path, *contents: bytes) -> Path:
     path = directory / WARMUP_FILE
-    path.parent.mkdir()
-    records = []
-    for count in rows:
-        log = PredictionLog()
-        log.predict_log.request.model_spec.signature_name = signature
-        x = np.ones((count, 1), np.float32)
-        log.predict_log.request.inputs["x"].CopyFrom(tensor_to_proto(x, as_content=True))
-        content = log.SerializeToString()
-        records.append(struct.pack("<QI", len(content), 0) + content + b"\0\0\0\0")
+    path.parent.mkdir(exist_ok=True)
+    records = [struct.pack("<QI", len(content), 0) + content + b"\0\0\0\0" for content in contents]
     path.write_bytes(b"".join(records))
+    return path
 
 
-def test_every_allowed_batch_size_is_run_before_the_model_is_available(tmp_path: Path) -> None:
-    counted = Counted(tmp_path)
-    warm_up(counted.model, tmp_path, BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 4, 8)))
-    assert counted.rows == [2, 4, 8]
-
-
-def test_without_allowed_sizes_one_row_is_run(tmp_path: Path) -> None:
-    counted = Counted(tmp_path)
-    warm_up(counted.model, tmp_path, BatchingParameters(max_batch_size=8))
-    warm_up(counted.model, tmp_path, None, iterations=2)
-    assert counted.rows == [1, 1, 1]
-
-
-def test_recorded_requests_are_run_first(tmp_path: Path) -> None:
-    counted = Counted(tmp_path)
-    write_warmup_requests(tmp_path, 3, 5)
-    warm_up(counted.model, tmp_path, None, iterations=2)
-    assert counted.rows == [3, 3, 5, 5, 1, 1]
-
-
-def test_a_recorded_request_that_fails_fails_the_load(tmp_path: Path) -> None:
-    counted = Counted(tmp_path)
-    write_warmup_requests(tmp_path, 9)
-    with pytest.raises(StatusError, match="OOM when allocating"):
-        warm_up(counted.model, tmp_path, None)
-
-
-def test_a_recorded_request_for_no_signature_fails_the_load(tmp_path: Path) -> None:
-    counted = Counted(tmp_path)
-    write_warmup_requests(tmp_path, 1, signature="other")
-    with pytest.raises(StatusError, match="names the unknown signature 'other'"):
-        warm_up(counted.model, tmp_path, None)
-
-
-def test_a_truncated_warmup_file_fails_the_load(tmp_path: Path) -> None:
-    counted = Counted(tmp_path)
-    write_warmup_requests(tmp_path, 1)
-    path = tmp_path / WARMUP_FILE
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(StatusError, match="the file ends within record 1"):
-        warm_up(counted.model, tmp_path, None)
-
-
-def record(content: bytes) -> bytes:
-    return struct.pack("<Q", len(content)) + bytes(4) + content + bytes(4)
-
-
-def wrong_shape() -> bytes:
+def predict(*shape: int, signature: str = "") -> bytes:
     log = PredictionLog()
     request = log.predict_log.request
-    request.model_spec.name = "m"
-    request.inputs["x"].CopyFrom(tensor_to_proto(np.zeros((2, 3, 4), np.float32), as_content=True))
-    return bytes(log.SerializeToString())
-
-
-def no_input() -> bytes:
-    log = PredictionLog()
-    log.predict_log.request.model_spec.name = "m"
+    request.model_spec.name, request.model_spec.signature_name = "m", signature
+    if shape:
+        request.inputs["x"].CopyFrom(tensor_to_proto(np.ones(shape, np.float32), as_content=True))
     return bytes(log.SerializeToString())
 
 
@@ -299,33 +234,67 @@ def no_examples() -> bytes:
 
 
 @pytest.mark.parametrize(
+    ("recorded", "parameters", "iterations", "expected"),
+    [
+        ((), BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 4, 8)), 1, [2, 4, 8]),
+        ((), BatchingParameters(max_batch_size=8), 1, [1]),
+        ((), None, 2, [1, 1]),
+        ((3, 5), None, 2, [3, 3, 5, 5, 1, 1]),
+    ],
+)
+def test_recorded_requests_and_then_every_allowed_batch_size_are_run_before_the_model_is_available(
+    recorded: tuple[int, ...],
+    parameters: BatchingParameters | None,
+    iterations: int,
+    expected: list[int],
+    counted: tuple[LoadedModel, list[int]],
+    tmp_path: Path,
+) -> None:
+    model, rows = counted
+    write_warmup_requests(tmp_path, *(predict(count, 1) for count in recorded))
+    warm_up(model, tmp_path, parameters, iterations=iterations)
+    assert rows == expected
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"\xff" * 9, "record 1: "),
         (no_tensor(), "record 1: "),
-        (no_input(), "record 1: has no input 'x'"),
+        (predict(), "record 1: has no input 'x'"),
         (no_examples(), "record 1: INVALID_ARGUMENT: Input is empty"),
-        (wrong_shape(), "record 1: signature serving_default input x shape is wrong"),
+        (predict(2, 3, 4), "record 1: signature serving_default input x shape is wrong"),
     ],
 )
 def test_a_corrupt_warmup_file_is_named_and_never_reaches_the_model(
-    tmp_path: Path, content: bytes, said: str
+    tmp_path: Path, content: bytes, said: str, counted: tuple[LoadedModel, list[int]]
 ) -> None:
-    counted = Counted(tmp_path)
-    path = tmp_path / WARMUP_FILE
-    path.parent.mkdir(parents=True)
-    path.write_bytes(record(content))
+    model, rows = counted
+    path = write_warmup_requests(tmp_path, content)
     with pytest.raises(StatusError) as raised:
-        warm_up(counted.model, tmp_path, None)
+        warm_up(model, tmp_path, None)
     assert (raised.value.code, raised.value.message.startswith(f"{path}: {said}")) == ("DATA_LOSS", True)
-    assert counted.rows == []
+    assert rows == []
+
+
+def test_a_recorded_request_that_fails_or_is_cut_short_fails_the_load(
+    tmp_path: Path, counted: tuple[LoadedModel, list[int]]
+) -> None:
+    path = write_warmup_requests(tmp_path, predict(9, 1))
+    with pytest.raises(StatusError, match="OOM when allocating"):
+        warm_up(counted[0], tmp_path, None)
+    write_warmup_requests(tmp_path, predict(1, 1, signature="other"))
+    with pytest.raises(StatusError, match="names the unknown signature 'other'"):
+        warm_up(counted[0], tmp_path, None)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(StatusError, match="the file ends within record 1"):
+        warm_up(counted[0], tmp_path, None)
 
 
 def test_a_synthetic_batch_that_the_model_refuses_is_only_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], counted: tuple[LoadedModel, list[int]]
 ) -> None:
-    counted = Counted(tmp_path)
-    warm_up(counted.model, tmp_path, BatchingParameters(max_batch_size=16, allowed_batch_sizes=(8, 16)))
+    warm_up(counted[0], tmp_path, BatchingParameters(max_batch_size=16, allowed_batch_sizes=(8, 16)))
     assert "warm-up of signature serving_default with 16 rows of zeros: OOM" in capsys.readouterr().err
 
 

@@ -1,14 +1,16 @@
 """What a PyTorch model does on a GPU: lanes, graphs, page-locked copies, memory that runs out.
 
-The first part runs the GPU's path on the CPU, where a graph runs the module again with one set of tensors. The second
-puts a record of CUDA's calls at torch's boundary. The third, marked gpu, needs the real thing.
+The first part puts a record of CUDA's calls at torch's boundary, and computes on the CPU. What is marked gpu needs the
+real thing.
 """
 
 from __future__ import annotations
 
+import re
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,6 @@ import numpy as np
 import pytest
 
 from batchtune.batching.parameters import BatchingParameters
-from batchtune.server.backends.emulated import load_emulated_model
 from batchtune.server.backends.model import LoadedModel
 from batchtune.server.backends.registry import load_model
 from batchtune.server.backends.torch import lanes as torch_lanes
@@ -27,10 +28,9 @@ from batchtune.server.backends.torch.device import CudaDevice, HostDevice
 from batchtune.server.backends.torch.loading import Forward, device_of, served_module
 from batchtune.server.models.warmup import expected_sizes
 from batchtune.server.server_flags import ServerFlags
-from batchtune.server.sessions.pool import BatchingSettings, SessionPool
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from tests.server.backends.recording_device import RecordingDevice
+from tests.server.backends.model_files import save_program
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,348 +38,34 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 X = TensorSpec(name="x", dtype="float32", shape=(None, 3))
 Y = TensorSpec(name="y", dtype="float32", shape=(None, 3))
 Z = TensorSpec(name="z", dtype="int64", shape=(None,))
+REPLAYED = ["replay", "event on", "event wait"]
+UNRECORDED = ["run", "event on", "event wait"]
+NO_GRAPH = "batchtune-model-server: note: no CUDA graph for"
+Module = Callable[..., Any]
 
 
 def rows(count: int, *, start: int = 0) -> np.ndarray:
     return np.arange(start, start + 3 * count, dtype=np.float32).reshape(count, 3)
 
 
-def served(module: Callable[..., Any], device: Any, outputs: tuple[TensorSpec, ...] = (Y,)) -> LoadedModel:
-    return served_module(torch, Forward(torch, module, outputs), device, inputs=(X,), outputs=outputs)
+def served(
+    module: Module, device: Any = None, outputs: tuple[TensorSpec, ...] = (Y,), *, of: Any = torch
+) -> LoadedModel:
+    forward = Forward(of, module, outputs)
+    return served_module(of, forward, device or HostDevice(torch), inputs=(X,), outputs=outputs)
 
 
 def run(model: LoadedModel, x: np.ndarray) -> np.ndarray:
     return model.runs["serving_default"]({"x": x})["y"]
 
 
-class Counted:
-    """A module that doubles, and remembers the row counts it was called with."""
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
-
-    def __call__(self, x: Any) -> Any:
-        self.calls.append(len(x))
-        return x * 2
-
-
-def test_only_recorded_sizes_are_replayed_and_all_give_the_models_answer(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    model = served(Counted(), RecordingDevice(torch))
-    model.prepare((2, 4), 1)
-    for count in (1, 2, 3, 4):
-        np.testing.assert_array_equal(run(model, rows(count)), rows(count) * 2)
-    notes = [line for line in capfd.readouterr().err.splitlines() if "note" in line]
-    assert notes == [
-        (
-            "batchtune-model-server: note: no CUDA graph for a batch of 1 rows, such batches run without: recorded are "
-            "2, 4 rows"
-        )
-    ]
-
-
-def test_an_answer_outlives_the_next_batch_on_the_same_lane() -> None:
-    model = served(Counted(), RecordingDevice(torch))
-    model.prepare((2,), 1)
-    first = run(model, rows(2))
-    run(model, rows(2, start=100))
-    np.testing.assert_array_equal(first, rows(2) * 2)
-
-
-def test_batches_in_work_together_do_not_share_tensors() -> None:
-    together = threading.Barrier(2, timeout=20)
-    armed: list[bool] = []
-
-    def module(x: Any) -> Any:
-        if armed:
-            together.wait()
-        return x + 1
-
-    model = served(module, RecordingDevice(torch))
-    model.prepare((2,), 2)
-    armed.append(True)
-    answers: dict[int, np.ndarray] = {}
-
-    def work(start: int) -> None:
-        for at in range(5):
-            answers[start + at] = run(model, rows(2, start=start + at))
-
-    threads = [threading.Thread(target=work, args=(start,)) for start in (0, 1000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(answers) == 10
-    for start, answer in answers.items():
-        np.testing.assert_array_equal(answer, rows(2, start=start) + 1)
-
-
-def test_no_more_batches_are_in_work_than_there_are_lanes() -> None:
-    inside, most = [0], [0]
-    lock, two = threading.Lock(), threading.Event()
-
-    armed: list[bool] = []
-
-    def module(x: Any) -> Any:
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-            if inside[0] == 2:
-                two.set()
-        if armed:
-            two.wait(10.0)  # so that a slow host has both lanes at work at once
-        threading.Event().wait(0.002)
-        with lock:
-            inside[0] -= 1
-        return x
-
-    model = served(module, RecordingDevice(torch))
-    model.prepare((2,), 2)
-    armed.append(True)
-    threads = [threading.Thread(target=run, args=(model, rows(2))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert most[0] == 2
-
-
-def test_other_parameters_bring_other_graphs() -> None:
-    module = Counted()
-    model = served(module, RecordingDevice(torch))
-    model.prepare((2,), 1)
-    module.calls.clear()
-    model.prepare((8, 4), 2)
-    assert module.calls == [8, 4, 8, 4]
-    np.testing.assert_array_equal(run(model, rows(4)), rows(4) * 2)
-
-
-def test_a_change_that_leaves_sizes_and_threads_alone_records_nothing_anew() -> None:
-    module = Counted()
-    model = served(module, RecordingDevice(torch))
-    model.prepare((8, 4), 2)
-    module.calls.clear()
-    model.prepare((4, 8), 2)
-    assert module.calls == []
-    model.prepare((4, 8), 1)
-    assert module.calls == [8, 4]
-
-
-def test_batches_under_way_end_before_other_graphs_are_recorded() -> None:
-    inside, go_on, calls = threading.Event(), threading.Event(), []
-
-    def module(x: Any) -> Any:
-        calls.append(len(x))
-        if len(x) == 3:
-            inside.set()
-            assert go_on.wait(20)
-        return x * 2
-
-    model = served(module, RecordingDevice(torch))
-    model.prepare((2,), 1)
-    asking = threading.Thread(target=run, args=(model, rows(3)))
-    asking.start()
-    assert inside.wait(20)
-    preparing = threading.Thread(target=model.prepare, args=((4,), 1))
-    preparing.start()
-    preparing.join(0.02)
-    assert preparing.is_alive()
-    go_on.set()
-    preparing.join(20)
-    asking.join(20)
-    assert calls == [2, 3, 4]
-
-
-def test_a_surprise_while_recording_costs_no_lane() -> None:
-    armed = [True]
-
-    def module(x: Any) -> Any:
-        if armed[0]:
-            raise IndexError("nobody expects this")
-        return x * 2
-
-    model = served(module, RecordingDevice(torch))
-    with pytest.raises(IndexError):
-        model.prepare((2,), 3)
-    armed[0] = False
-    np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
-    model.prepare((4,), 2)
-    model.close()
-
-
-def test_a_size_that_cannot_be_recorded_runs_without_a_graph(capfd: pytest.CaptureFixture[str]) -> None:
-    recording = [True]
-
-    def module(x: Any) -> Any:
-        if recording[0] and len(x) == 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return x * 2
-
-    model = served(module, RecordingDevice(torch))
-    model_device_knows_oom(model)
-    model.prepare((2, 4), 2)
-    recording[0] = False
-    np.testing.assert_array_equal(run(model, rows(4)), rows(4) * 2)
-    np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
-    assert capfd.readouterr().err.count("no CUDA graph for 4 rows") == 1
-
-
-def model_device_knows_oom(model: LoadedModel) -> None:
-    """The CPU never says OutOfMemoryError; a GPU does."""
-    device = model.runs["serving_default"]._device  # type: ignore[attr-defined]
-    device.is_out_of_memory = lambda error: isinstance(error, torch.OutOfMemoryError)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "sizes"),
-    [
-        (None, (1, 2, 4, 8)),
-        (BatchingParameters(max_batch_size=32, allowed_batch_sizes=(8, 32)), (8, 32)),
-        (BatchingParameters(max_batch_size=3), (1, 2, 3)),
-        (BatchingParameters(max_batch_size=100), (*range(1, 17), 100)),
-        (BatchingParameters(), tuple(range(1, 17))),
-        (
-            BatchingParameters(
-                max_batch_size=64, max_execution_batch_size=4, enable_large_batch_splitting=True
-            ),
-            (1, 2, 3, 4),
-        ),
-    ],
-)
-def test_graphs_are_recorded_for_the_sizes_that_batches_will_have(
-    parameters: BatchingParameters | None, sizes: tuple[int, ...]
-) -> None:
-    assert expected_sizes(parameters) == sizes
-
-
-def test_recording_ends_when_its_time_is_up(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch_lanes, "RECORDING_LIMIT_S", -1.0)
-    module = Counted()
-    model = served(module, RecordingDevice(torch))
-    model.prepare((2, 4), 2)
-    assert module.calls == []
-    assert capfd.readouterr().err.count("no more CUDA graphs") == 1
-    np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
-
-
-def test_a_wrong_number_of_outputs_is_said() -> None:
-    model = served(lambda x: x, HostDevice(torch), (Y, Z))
-    with pytest.raises(StatusError, match="returned 2 outputs, its signature has 1") as raised:
-        run(served(lambda x: (x, x), HostDevice(torch)), rows(2))
-    assert raised.value.code == "INTERNAL"
-    with pytest.raises(StatusError, match="returned 1 outputs, its signature has 2"):
-        run(model, rows(2))
-
-
-def test_bfloat16_travels_as_numpys_guest_type() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    x = rows(2).astype(ml_dtypes.bfloat16)
-    answer = run(served(Counted(), HostDevice(torch)), x)
-    assert answer.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(answer.astype(np.float32), rows(2) * 2)
-
-
-def test_a_model_that_writes_to_its_input_does_not_write_to_the_message() -> None:
-    message = rows(2).tobytes()
-    x = np.frombuffer(message, np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(run(served(lambda x: x.add_(1), HostDevice(torch)), x), rows(2) + 1)
-    assert message == rows(2).tobytes()
-
-
-@contextmanager
-def sessions(model: LoadedModel, **parameters: Any) -> Iterator[Callable[[np.ndarray], Any]]:
-    """Batches through a real scheduler: a function that sends one request and gives its outputs or its error."""
-    settings = BatchingSettings(enabled=True, parameters=BatchingParameters(**parameters))
-    observer = SimpleNamespace(on_batch=lambda record: None, on_rejected=lambda reason: None)
-
-    def deliver(completions: Sequence[Any]) -> None:
-        for done, outputs, error in completions:
-            done(outputs, error)
-
-    pool = SessionPool(settings, observer=observer, deliver=deliver)  # type: ignore[arg-type]
-    session = pool.open(
-        *(model.signatures["serving_default"], model.runs["serving_default"]), parameters=settings.parameters
-    )
-
-    def send(x: np.ndarray) -> Any:
-        answered, answer = threading.Event(), []
-
-        def done(outputs: Any, error: Any) -> None:
-            answer.append(error or outputs)
-            answered.set()
-
-        session.submit({"x": x}, None, None, done)
-        assert answered.wait(30)
-        return answer[0]
-
-    try:
-        yield send
-    finally:
-        pool.close()
-
-
-def starved(x: Any) -> Any:
-    if len(x) > 4:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total ...")
+def double(x: Any) -> Any:
     return x * 2
 
 
-def emulated(directory: Path) -> LoadedModel:
-    (directory / "emulated.yaml").write_text(
-        "service_time: {base_ms: 0.0}\nmemory: {rows_max: 4}\n"
-        "inputs: {x: {dtype: float32, shape: [3]}}\noutputs: {y: {dtype: float32, shape: [3]}}\n"
-    )
-    return load_emulated_model(directory)
-
-
-def host_out_of_memory(x: Any) -> Any:
-    return x * 2 if len(x) <= 4 else torch.empty((len(x), 10**14))
-
-
-@pytest.mark.parametrize("kind", ["gpu", "host", "emulated"])
-def test_a_batch_for_which_memory_is_out_fails_alone_and_says_so(tmp_path: Path, kind: str) -> None:
-    if kind == "emulated":
-        model = emulated(tmp_path)
-    else:
-        model = served(starved if kind == "gpu" else host_out_of_memory, HostDevice(torch))
-        if kind == "gpu":
-            model_device_knows_oom(model)
-    with sessions(model, max_batch_size=8, num_batch_threads=1, batch_timeout_micros=0) as send:
-        for _ in range(3):
-            error = send(rows(8))
-            assert isinstance(error, StatusError)
-            assert error.code == "RESOURCE_EXHAUSTED"
-            assert "out of memory" in error.message or "OOM" in error.message
-            assert send(rows(4))["y"].shape == (4, 3)
-
-
-def test_a_failed_run_keeps_no_tensors() -> None:
-    kept: list[Any] = []
-
-    class Kept:
-        def __init__(self) -> None:
-            import weakref
-
-            kept.append(weakref.ref(self))
-
-    def module(x: Any) -> Any:
-        large = Kept()  # noqa: F841  (what a failed run has on its stack)
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    model = served(module, HostDevice(torch))
-    device = model.runs["serving_default"]._device  # type: ignore[attr-defined]
-    device.is_out_of_memory = lambda error: True
-    seen: list[bool] = []
-    device.free_cache = lambda: seen.append(kept[-1]() is None)
-    with pytest.raises(StatusError):
-        run(model, rows(2))
-    assert seen == [True]
-
-
-# -- CUDA's calls, recorded at torch's boundary --
+def assert_doubles(model: LoadedModel, *counts: int) -> None:
+    for count in counts:
+        np.testing.assert_array_equal(run(model, rows(count)), rows(count) * 2)
 
 
 class FakeStream:
@@ -491,17 +177,23 @@ class FakeCuda:
         graph.capture_begin, graph.capture_end, graph.replay = begin, end, replay
         return graph
 
-    def module(self, x: Any) -> Any:
-        """Doubles; while a graph is recorded, into the same tensor at each replay."""
-        self.log.append(("run", len(x)))
-        y = x * 2
-        if self.recording is not None and self.recording.stream == self.current.stream.name:
-            self.recording.body = lambda: torch.mul(x, 2, out=y)
-        return y
+    def records_here(self) -> bool:
+        return self.recording is not None and self.recording.stream == self._current_name()
 
-    def served(self, module: Callable[..., Any] | None = None) -> LoadedModel:
-        forward = Forward(self, module or self.module, (Y,))
-        return served_module(self, forward, CudaDevice(self, 0), inputs=(X,), outputs=(Y,))
+    def served(self, module: Module = double) -> LoadedModel:
+        """While a graph is recorded, the module writes into the same tensor at each replay."""
+
+        def recorded(x: Any) -> Any:
+            self.log.append(("run", len(x)))
+            y = module(x)
+            if self.records_here():
+                self.recording.body = lambda: y.copy_(module(x))
+            return y
+
+        return served(recorded, CudaDevice(self, 0), of=self)
+
+    def calls(self, *names: str) -> list[tuple[Any, ...]]:
+        return [one for one in self.log if one[0] in names]
 
     def after(self, action: Callable[[], Any]) -> list[str]:
         """The names of the calls that an action makes."""
@@ -510,25 +202,199 @@ class FakeCuda:
         return [one[0] for one in self.log[at:]]
 
 
-def test_a_graph_is_recorded_on_its_lanes_stream_after_three_runs() -> None:
-    cuda = FakeCuda()
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+def test_only_recorded_sizes_are_replayed_and_all_give_the_models_answer(
+    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = cuda.served()
-    at = len(cuda.log)
+    model.prepare((2, 4), 1)
+    for count in (1, 2, 3, 4):
+        calls = cuda.after(lambda count=count: assert_doubles(model, count))  # type: ignore[misc]
+        assert calls == (REPLAYED if count in (2, 4) else UNRECORDED)
+    assert capfd.readouterr().err == (
+        f"{NO_GRAPH} a batch of 1 rows, such batches run without: recorded are 2, 4 rows\n"
+    )
+
+
+def test_an_answer_outlives_the_next_batch_on_the_same_lane(cuda: FakeCuda) -> None:
+    model = cuda.served()
+    model.prepare((2,), 1)
+    first = run(model, rows(2))
+    run(model, rows(2, start=100))
+    np.testing.assert_array_equal(first, rows(2) * 2)
+
+
+def test_as_many_batches_as_there_are_lanes_are_in_work_and_share_no_tensors(cuda: FakeCuda) -> None:
+    together, armed = threading.Barrier(2, timeout=20), threading.Event()
+    inside, most, lock = [0], [0], threading.Lock()
+
+    def module(x: Any) -> Any:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        if armed.is_set():
+            together.wait()
+        y = x + 1
+        with lock:
+            inside[0] -= 1
+        return y
+
+    model = cuda.served(module)
+    model.prepare((2,), 2)
+    armed.set()
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda start: run(model, rows(2, start=start)), range(40)))
+    np.testing.assert_array_equal(answers, [rows(2, start=start) + 1 for start in range(40)])
+    assert most == [2]
+
+
+def test_other_sizes_or_threads_bring_other_graphs_and_a_change_of_neither_none(cuda: FakeCuda) -> None:
+    model = cuda.served()
+    changes = [((2,), 1, [2]), ((8, 4), 2, [8, 4, 8, 4]), ((4, 8), 2, []), ((4, 8), 1, [8, 4])]
+    for sizes, threads, recorded in changes:
+        cuda.log.clear()
+        model.prepare(sizes, threads)
+        assert [one[1] for one in cuda.calls("run")] == [size for size in recorded for _ in range(4)]
+    assert_doubles(model, 4)
+
+
+def test_batches_under_way_end_before_other_graphs_are_recorded(cuda: FakeCuda) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def module(x: Any) -> Any:
+        if len(x) == 3:
+            inside.set()
+            assert go_on.wait(20)
+        return x * 2
+
+    model = cuda.served(module)
+    with ThreadPoolExecutor(2) as threads:
+        asking = threads.submit(run, model, rows(3))
+        assert inside.wait(20)
+        preparing = threads.submit(model.prepare, (4,), 1)
+        with pytest.raises(TimeoutError):
+            preparing.result(0.02)
+        go_on.set()
+        preparing.result(20)
+        asking.result(20)
+    assert [one[0] for one in cuda.calls("event wait", "begin")] == ["event wait", "begin"]
+
+
+def test_a_surprise_while_recording_costs_no_lane(cuda: FakeCuda) -> None:
+    armed = [True]
+
+    def module(x: Any) -> Any:
+        if armed[0]:
+            raise IndexError("nobody expects this")
+        return x * 2
+
+    model = cuda.served(module)
+    with pytest.raises(IndexError):
+        model.prepare((2,), 3)
+    armed[0] = False
+    assert_doubles(model, 2)
+    model.prepare((4,), 2)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sizes"),
+    [
+        (None, (1, 2, 4, 8)),
+        ({"max_batch_size": 32, "allowed_batch_sizes": (8, 32)}, (8, 32)),
+        ({"max_batch_size": 3}, (1, 2, 3)),
+        ({"max_batch_size": 100}, (*range(1, 17), 100)),
+        ({}, tuple(range(1, 17))),
+        (
+            {"max_batch_size": 64, "max_execution_batch_size": 4, "enable_large_batch_splitting": True},
+            (1, 2, 3, 4),
+        ),
+    ],
+)
+def test_graphs_are_recorded_for_the_sizes_that_batches_will_have(
+    parameters: dict[str, Any] | None, sizes: tuple[int, ...]
+) -> None:
+    assert expected_sizes(None if parameters is None else BatchingParameters(**parameters)) == sizes
+
+
+def test_recording_ends_when_its_time_is_up(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_lanes, "RECORDING_LIMIT_S", -1.0)
+    model = cuda.served()
+    model.prepare((2, 4), 2)
+    assert not cuda.calls("run")
+    assert_doubles(model, 2)
+    assert capfd.readouterr().err.count("no more CUDA graphs") == 1
+
+
+@pytest.mark.parametrize(("given", "declared"), [(2, 1), (1, 2)])
+def test_a_wrong_number_of_outputs_is_said(given: int, declared: int) -> None:
+    model = served(lambda x: (x,) * given, outputs=(Y, Z)[:declared])
+    words = f"returned {given} outputs, its signature has {declared}"
+    with pytest.raises(StatusError, match=words) as raised:
+        run(model, rows(2))
+    assert raised.value.code == "INTERNAL"
+
+
+def test_bfloat16_travels_as_numpys_guest_type() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    answer = run(served(double), rows(2).astype(ml_dtypes.bfloat16))
+    assert answer.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(answer.astype(np.float32), rows(2) * 2)
+
+
+def test_a_model_that_writes_to_its_input_does_not_write_to_the_message() -> None:
+    message = rows(2).tobytes()
+    x = np.frombuffer(message, np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(run(served(lambda x: x.add_(1)), x), rows(2) + 1)
+    assert message == rows(2).tobytes()
+
+
+def test_memory_of_the_host_that_runs_out_fails_one_batch() -> None:
+    model = served(lambda x: x * 2 if len(x) <= 4 else torch.empty((len(x), 10**14)))
+    with pytest.raises(StatusError) as raised:
+        run(model, rows(8))
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+    assert_doubles(model, 4)
+
+
+def test_a_failed_run_keeps_no_tensors(cuda: FakeCuda) -> None:
+    kept: list[Any] = []
+
+    def module(x: Any) -> Any:
+        large = x * 2
+        kept.append(weakref.ref(large))
+        raise cuda.OutOfMemoryError("CUDA out of memory.")
+
+    model = cuda.served(module)
+    seen: list[bool] = []
+    cuda.cuda.empty_cache = lambda: seen.append(kept[-1]() is None)
+    with pytest.raises(StatusError):
+        run(model, rows(2))
+    assert seen == [True]
+
+
+def test_a_graph_is_recorded_on_its_lanes_stream_after_three_runs(cuda: FakeCuda) -> None:
+    model = cuda.served()
+    cuda.log.clear()
     model.prepare((4, 8), 2)
-    lanes = [one[1] for one in cuda.log[at:] if one[0] == "stream"]
-    assert len(lanes) == 2
-    begun = [(one[1], one[2]) for one in cuda.log if one[0] == "begin"]
-    assert [stream for stream, _ in begun] == [lanes[0], lanes[0], lanes[1], lanes[1]]
-    pools = [pool for _, pool in begun]
+    first, second = (one[1] for one in cuda.calls("stream"))
+    begun = cuda.calls("begin")
+    assert [stream for _, stream, _ in begun] == [first, first, second, second]
+    pools = [pool for *_, pool in begun]
     assert pools[0] == pools[1] != pools[2] == pools[3]  # what never runs together shares memory
-    names = [one for one in cuda.log[at:] if one[0] in {"run", "begin", "wait for", "empty_cache"}]
-    assert [one[0] for one in names[:7]] == ["run"] * 3 + ["wait for", "empty_cache", "begin", "run"]
-    assert [one[1] for one in names if one[0] == "run"] == [*[8] * 4, *[4] * 4] * 2  # the largest first
+    names = [one[0] for one in cuda.calls("run", "begin", "wait for", "empty_cache")]
+    assert names[:7] == ["run"] * 3 + ["wait for", "empty_cache", "begin", "run"]
+    assert [one[1] for one in cuda.calls("run")] == [*[8] * 4, *[4] * 4] * 2  # the largest first
 
 
-def test_no_two_lanes_have_the_same_stream() -> None:
+def test_no_two_lanes_have_the_same_stream(cuda: FakeCuda) -> None:
     """PyTorch hands the same 32 out again and again: what runs on one would get into what is recorded on it."""
-    cuda = FakeCuda()
     models = [cuda.served(), cuda.served()]
     for count in (10, 5, 10, 20):
         for model in models:
@@ -536,20 +402,21 @@ def test_no_two_lanes_have_the_same_stream() -> None:
         held = [lane.stream.stream.name for model in models for lane in lanes_of(model)]
         if count <= 16:
             assert len(set(held)) == len(held) == 2 * count
-    recorded = [lane for model in models for lane in lanes_of(model) if lane.graphs]
-    assert len({lane.stream.stream.name for lane in recorded}) == len(recorded) == 32
-    assert {lane.stream.stream.name.endswith("priority") for lane in recorded} == {False}
+    recorded = {lane.stream.stream.name: lane for model in models for lane in lanes_of(model) if lane.graphs}
+    assert len(recorded) == 32
+    assert not [name for name in recorded if name.endswith("priority")]
     for model in models:
-        np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
+        assert_doubles(model, 2)
 
 
-def test_a_thread_too_many_for_the_streams_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    model = FakeCuda().served()
+def test_a_thread_too_many_for_the_streams_is_said_once(
+    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = cuda.served()
     model.prepare((2,), 40)
     assert len(lanes_of(model)) == 40
     assert capfd.readouterr().err == (
-        "batchtune-model-server: note: no CUDA graph for 2 rows, such batches run without: all 32 streams are taken; "
-        "have fewer batch threads or models\n"
+        f"{NO_GRAPH} 2 rows, such batches run without: all 32 streams are taken; have fewer batch threads or models\n"
     )
 
 
@@ -557,41 +424,27 @@ def lanes_of(model: LoadedModel) -> list[Any]:
     return model.runs["serving_default"]._lanes._free._lanes  # type: ignore[attr-defined]
 
 
-def test_while_a_graph_is_recorded_batches_run_without() -> None:
-    cuda, answered = FakeCuda(), threading.Event()
-    threads: list[threading.Thread] = []
-
-    def ask() -> None:
-        np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
-        answered.set()
+def test_while_a_graph_is_recorded_batches_run_without(cuda: FakeCuda) -> None:
+    threads = ThreadPoolExecutor(1)
+    asked: list[Any] = []
 
     def module(x: Any) -> Any:
-        if cuda.recording is not None and cuda.recording.stream == cuda.current.stream.name:
-            begun = [one for one in cuda.log if one[0] == "begin"]
-            if len(begun) == 2 and not threads:  # the first lane is at work already
-                threads.append(threading.Thread(target=ask))
-                threads[0].start()
-                assert answered.wait(20)
-        return cuda.module(x)
+        if (
+            cuda.records_here() and len(cuda.calls("begin")) == 2 and not asked
+        ):  # the first lane is at work already
+            asked.append(threads.submit(assert_doubles, model, 2))
+            asked[0].result(20)
+        return x * 2
 
     model = cuda.served(module)
     model.prepare((2,), 2)
-    threads[0].join(20)
-    assert not any(one[0] == "replay" for one in cuda.log)
-    assert cuda.after(lambda: run(model, rows(2))) == ["replay", "event on", "event wait"]
+    threads.shutdown()
+    assert len(asked) == 1
+    assert not cuda.calls("replay")
+    assert cuda.after(lambda: run(model, rows(2))) == REPLAYED
 
 
-def test_a_replayed_batch_waits_for_one_event_of_its_stream() -> None:
-    cuda = FakeCuda()
-    model = cuda.served()
-    model.prepare((2,), 1)
-    calls = cuda.after(lambda: np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2))
-    assert calls == ["replay", "event on", "event wait"]
-    assert cuda.after(lambda: run(model, rows(3))) == ["run", "event on", "event wait"]
-
-
-def test_batches_are_gathered_and_answered_in_page_locked_memory() -> None:
-    cuda = FakeCuda()
+def test_batches_are_gathered_and_answered_in_page_locked_memory(cuda: FakeCuda) -> None:
     model = cuda.served()
     before = cuda.pinned
     merged = model.empty((2, 3), np.dtype(np.float32))
@@ -605,24 +458,20 @@ def test_batches_are_gathered_and_answered_in_page_locked_memory() -> None:
 
 
 def test_a_recording_that_fails_is_ended_and_the_model_runs_without(
-    capfd: pytest.CaptureFixture[str],
+    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cuda = FakeCuda()
     cuda.fail_recording = "CUDA error: operation not permitted when stream is capturing\nmore"
     model = cuda.served()
     model.prepare((2, 4), 2)
-    assert [one[0] for one in cuda.log].count("begin") == 1  # the other sizes would fail in the same way
-    assert any(one[0] == "end_pool" for one in cuda.log)
-    assert cuda.after(lambda: run(model, rows(2))) == ["run", "event on", "event wait"]
+    assert len(cuda.calls("begin")) == 1  # the other sizes would fail in the same way
+    assert cuda.calls("end_pool")
+    assert cuda.after(lambda: run(model, rows(2))) == UNRECORDED
     assert capfd.readouterr().err == (
-        "batchtune-model-server: note: no CUDA graph for 4 rows, such batches run without: CUDA error: operation not "
-        "permitted when stream is capturing\n"
+        f"{NO_GRAPH} 4 rows, such batches run without: CUDA error: operation not permitted when stream is capturing\n"
     )
 
 
-def test_a_module_that_fails_while_recorded_leaves_no_recording_open() -> None:
-    cuda = FakeCuda()
-
+def test_a_module_that_fails_while_recorded_leaves_no_recording_open(cuda: FakeCuda) -> None:
     def module(x: Any) -> Any:
         if cuda.recording is not None:
             raise RuntimeError("cannot be recorded")
@@ -631,48 +480,49 @@ def test_a_module_that_fails_while_recorded_leaves_no_recording_open() -> None:
     model = cuda.served(module)
     model.prepare((2,), 1)
     assert cuda.recording is None
-    assert [one[0] for one in cuda.log].count("end") == 1
-    np.testing.assert_array_equal(run(model, rows(2)), rows(2) * 2)
+    assert len(cuda.calls("end")) == 1
+    assert_doubles(model, 2)
 
 
-def test_out_of_memory_on_the_gpu_empties_the_cache_and_later_batches_work() -> None:
-    cuda = FakeCuda()
-
+def test_a_size_for_which_memory_is_out_fails_alone_recorded_and_run(
+    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
+) -> None:
     def module(x: Any) -> Any:
         if len(x) > 4:
             raise cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return cuda.module(x)
+        return x * 2
 
     model = cuda.served(module)
-    model.prepare((4, 8), 1)
-    with pytest.raises(StatusError, match=r"CUDA out of memory\. Tried") as raised:
-        run(model, rows(8))
-    assert raised.value.code == "RESOURCE_EXHAUSTED"
-    assert cuda.log[-1] == ("empty_cache",)
-    assert cuda.after(lambda: run(model, rows(4))) == ["replay", "event on", "event wait"]
+    model.prepare((4, 8), 2)
+    assert capfd.readouterr().err.count("no CUDA graph for 8 rows") == 1
+    for _ in range(3):
+        with pytest.raises(StatusError, match=r"CUDA out of memory\. Tried") as raised:
+            run(model, rows(8))
+        assert raised.value.code == "RESOURCE_EXHAUSTED"
+        assert cuda.log[-1] == ("empty_cache",)
+        assert cuda.after(lambda: assert_doubles(model, 4)) == REPLAYED
 
 
 @pytest.mark.parametrize(
-    "said", ["CUDA error: invalid argument\nmore", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"]
+    ("said", "code"),
+    [
+        ("CUDA error: invalid argument\nmore", "INTERNAL"),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "INTERNAL"),
+        ("shapes cannot be multiplied", "INVALID_ARGUMENT"),
+    ],
 )
-def test_what_the_gpu_does_wrong_is_no_fault_of_the_request(said: str) -> None:
-    cuda = FakeCuda()
-
+def test_what_the_gpu_does_wrong_is_no_fault_of_the_request(said: str, code: str, cuda: FakeCuda) -> None:
     def module(x: Any) -> Any:
-        raise RuntimeError(said if len(x) == 2 else "shapes cannot be multiplied")
+        raise RuntimeError(said)
 
-    model = cuda.served(module)
-    for count, code in ((2, "INTERNAL"), (3, "INVALID_ARGUMENT")):
-        with pytest.raises(StatusError) as raised:
-            run(model, rows(count))
-        assert raised.value.code == code
+    with pytest.raises(StatusError) as raised:
+        run(cuda.served(module), rows(2))
+    assert raised.value.code == code
 
 
 def test_a_gpu_that_answers_nothing_any_more_ends_the_process_with_a_word(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cuda = FakeCuda()
-
     def module(x: Any) -> Any:
         cuda.lost = "CUDA error: device-side assert triggered"
         raise RuntimeError(f"{cuda.lost}\nCompile with ...")
@@ -681,9 +531,8 @@ def test_a_gpu_that_answers_nothing_any_more_ends_the_process_with_a_word(
         raise SystemExit("ended")
 
     monkeypatch.setattr("os.abort", end)
-    model = cuda.served(module)
     with pytest.raises(SystemExit):
-        run(model, rows(2))
+        run(cuda.served(module), rows(2))
     assert capfd.readouterr().err == (
         "batchtune-model-server: error: cpu is lost to this process, which ends: CUDA error: device-side assert "
         "triggered; start it again\n"
@@ -691,39 +540,31 @@ def test_a_gpu_that_answers_nothing_any_more_ends_the_process_with_a_word(
 
 
 def test_weights_are_in_place_before_a_lane_can_read_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(tmp_path, mixed=False)
-    cuda = FakeCuda()
     monkeypatch.setattr("batchtune.server.backends.torch.loading.device_of", lambda *_: CudaDevice(cuda, 0))
     load_model(tmp_path, ServerFlags(device="cuda"))
-    loading = next(one[1] for one in cuda.log if one[0] == "stream")
-    at = cuda.log.index(("event on", loading))
-    assert cuda.log[at + 1] == ("event wait",)
-    assert [one[0] for one in cuda.log[:at]] == ["stream"]  # the lanes are made afterwards
+    loading = cuda.calls("stream")[0]
+    # The lanes are made afterwards.
+    assert cuda.log[:3] == [loading, ("event on", loading[1]), ("event wait",)]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"), [("cuda:2", "PyTorch sees 2 GPU"), ("cuda:1", ""), ("cuda", ""), ("auto", "")]
-)
-def test_the_device_flag_names_a_gpu(wanted: str, said: str) -> None:
-    options = ServerFlags(device=wanted)
-    if said:
-        with pytest.raises(StatusError, match=said):
-            device_of(FakeCuda(), options)
-    else:
-        assert isinstance(device_of(FakeCuda(), options), CudaDevice)
+@pytest.mark.parametrize("wanted", ["cuda:1", "cuda", "auto"])
+def test_the_device_flag_names_a_gpu(wanted: str, cuda: FakeCuda) -> None:
+    assert isinstance(device_of(cuda, ServerFlags(device=wanted)), CudaDevice)
+    with pytest.raises(StatusError, match="PyTorch sees 2 GPU"):
+        device_of(cuda, ServerFlags(device="cuda:2"))
+    assert cuda.log == []
 
 
-def test_the_share_of_memory_asked_for_is_the_limit() -> None:
-    cuda = FakeCuda()
+def test_the_share_of_memory_asked_for_is_the_limit(cuda: FakeCuda) -> None:
     device_of(cuda, ServerFlags(device="cuda:1", per_process_gpu_memory_fraction=0.5))
     assert cuda.log == [("memory", 0.5, 1)]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     (tmp_path / "model.pt").write_bytes(b"")
     with pytest.raises(StatusError, match="PyTorch sees no GPU") as raised:
         load_model(tmp_path, ServerFlags(device="cuda"))
@@ -752,10 +593,7 @@ class Classifier(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 def exported(directory: Path, *, mixed: bool) -> torch.nn.Module:  # type: ignore[name-defined]
     module = Classifier(mixed=mixed).eval()
-    program = torch.export.export(
-        module, (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
-    )
-    torch.export.save(program, directory / "model.pt2")
+    save_program(directory, module)
     return module
 
 
@@ -782,36 +620,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch se
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("dtype", ["as_exported", "float16", "bfloat16"])
-def test_gpu_graphs_padding_and_threads_give_the_models_answer(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], dtype: str
-) -> None:
-    module = exported(tmp_path, mixed=False)
-    model = load_model(tmp_path, ServerFlags(device="cuda:0", torch_dtype=dtype))
-    model.prepare((1, 2, 4, 8), 3)
-    assert "no CUDA graph" not in capfd.readouterr().err
-    batches = [
-        np.random.default_rng(seed).normal(size=(1 + seed % 8, 3)).astype(np.float32) for seed in range(60)
-    ]
-    answers: dict[int, np.ndarray] = {}
-
-    def work(first: int) -> None:
-        for at in range(first, len(batches), 6):
-            answers[at] = model.runs["serving_default"]({"x": batches[at]})["output_0"]
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(answers) == len(batches)
-    for at, answer in answers.items():
-        expected = module(torch.tensor(batches[at])).detach().numpy()
-        np.testing.assert_allclose(answer, expected, atol=1e-3 if dtype == "as_exported" else 2e-2)
-
-
-@pytest.mark.gpu
-@needs_gpu
 def test_gpu_memory_that_runs_out_ends_one_batch(capfd: pytest.CaptureFixture[str]) -> None:
     def module(x: Any) -> Any:
         held = torch.empty((len(x) - 4, 1 << 36), device=x.device) if len(x) > 4 else None
@@ -820,11 +628,11 @@ def test_gpu_memory_that_runs_out_ends_one_batch(capfd: pytest.CaptureFixture[st
     model = served(module, CudaDevice(torch, 0))
     model.prepare((4, 8), 2)
     assert "no CUDA graph for 8 rows" in capfd.readouterr().err
-    with sessions(model, max_batch_size=8, num_batch_threads=1, batch_timeout_micros=0) as send:
-        for _ in range(3):
-            error = send(rows(8))
-            assert (error.code, "out of memory" in error.message) == ("RESOURCE_EXHAUSTED", True)
-            np.testing.assert_array_equal(send(rows(4))["y"], rows(4) * 2)
+    for _ in range(3):
+        with pytest.raises(StatusError, match="out of memory") as raised:
+            run(model, rows(8))
+        assert raised.value.code == "RESOURCE_EXHAUSTED"
+        assert_doubles(model, 4)
 
 
 @pytest.mark.gpu
@@ -855,36 +663,34 @@ def test_gpu_batches_are_gathered_in_page_locked_memory() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gpu_parameters_of_three_models_change_under_traffic(tmp_path: Path) -> None:
-    modules, models = [], []
-    for number, dtype in enumerate(("as_exported", "float16", "bfloat16")):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        modules.append(exported(directory, mixed=False))
-        models.append(load_model(directory, ServerFlags(device="cuda:0", torch_dtype=dtype)))
-    stop, faults, answered = threading.Event(), [], Counter[int]()
+def test_gpu_graphs_of_three_precisions_give_the_models_answers_while_parameters_change(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tolerances = {"as_exported": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
+    module, stop = exported(tmp_path, mixed=False), threading.Event()
+    models = {
+        dtype: load_model(tmp_path, ServerFlags(device="cuda:0", torch_dtype=dtype)) for dtype in tolerances
+    }
 
-    def ask(client: int) -> None:
-        random = np.random.default_rng(client)
+    def ask(client: int) -> int:
+        random, answered = np.random.default_rng(client), 0
         while not stop.is_set():
-            at = int(random.integers(3))
+            dtype = str(random.choice(list(tolerances)))
             x = random.normal(size=(int(random.integers(1, 9)), 3)).astype(np.float32)
-            answer = models[at].runs["serving_default"]({"x": x})["output_0"]
-            expected = modules[at](torch.tensor(x)).detach().numpy()
-            if not np.allclose(answer, expected, atol=2e-2 if at else 1e-3):
-                faults.append((at, len(x), float(np.abs(answer - expected).max())))
-            answered[client] += 1
+            answer = models[dtype].runs["serving_default"]({"x": x})["output_0"]
+            expected = module(torch.tensor(x)).detach().numpy()
+            np.testing.assert_allclose(answer, expected, atol=tolerances[dtype])
+            answered += 1
+        return answered
 
     with ThreadPoolExecutor(6) as clients:
         asking = [clients.submit(ask, client) for client in range(6)]
         try:
-            for change in range(18):
-                models[change % 3].prepare(((1, 4), (2, 8), (8,))[change // 3 % 3], 1 + change % 4)
+            for change, model in enumerate(list(models.values()) * 6):
+                model.prepare(((1, 4), (2, 8), (1, 2, 4, 8))[change // 3 % 3], 1 + change % 4)
         finally:
             stop.set()
-        for one in asking:
-            one.result(60)
-    assert faults == []
-    assert set(answered) == set(range(6))
-    for model in models:
+        assert all(one.result(60) for one in asking)
+    assert not re.search(r"no CUDA graph for \d", capfd.readouterr().err)
+    for model in models.values():
         model.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import io
+import re
 import shutil
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,35 +42,38 @@ QUICK = ServerFlags(
     load_retry_interval_micros=10_000,
 )
 LOOK_ONCE = ServerFlags(file_system_poll_wait_seconds=0, max_num_load_retries=0)
-Make = Callable[..., ModelRepository]
 Load = Callable[[Path, ServerFlags], LoadedModel]
 
 
-def add_version(base_path: Path, version: int, text: str = EMULATED) -> None:
-    staging = base_path.parent / f"staging-{version}"
-    staging.mkdir(parents=True)
-    (staging / "emulated.yaml").write_text(text)
-    base_path.mkdir(exist_ok=True)
-    staging.rename(base_path / str(version))
+class Shelf:
+    """Versions of emulated models on disk, and a repository of them; a function for the event loop runs at once."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.dead: list[str] = []
+        self._made: list[tuple[ModelRepository, BatchingControl]] = []
 
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Makes started repositories of emulated models; a function for the event loop runs at once."""
-    made: list[tuple[ModelRepository, BatchingControl]] = []
-    dead: list[str] = []
+    def config(self, name: str, **fields: Any) -> ModelConfig:
+        return ModelConfig(name=name, base_path=self.folder / name, **fields)
 
-    def run_at_once(function: Callable[[], None]) -> None:
-        function()
+    def add(self, name: str, *versions: int, text: str = EMULATED) -> None:
+        for version in versions:
+            staging = self.folder / f"staging-{version}"
+            staging.mkdir()
+            (staging / "emulated.yaml").write_text(text)
+            (self.folder / name).mkdir(exist_ok=True)
+            staging.rename(self.folder / name / str(version))
 
-    def start(*models: ModelConfig, flags: ServerFlags = QUICK, load: Load | None = None) -> ModelRepository:
+    def started(
+        self, *models: ModelConfig, flags: ServerFlags = QUICK, load: Load = load_model
+    ) -> ModelRepository:
         metrics = Metrics()
         control = BatchingControl(
-            BatchingSettings(), observer=metrics, deliver=lambda _completions: None, on_loop=run_at_once
+            BatchingSettings(), observer=metrics, deliver=lambda _: None, on_loop=lambda function: function()
         )
 
         def open_servable(name: str, version: int, directory: Path) -> Servable:
-            model = (load or load_model)(directory, ServerFlags())
+            model = load(directory, ServerFlags())
             servable = Servable(name=name, version=version, model=model, metrics=metrics)
             control.attach(servable)
             return servable
@@ -81,19 +86,58 @@ def make() -> Iterator[Make]:
             models,
             open_servable=open_servable,
             close_servable=close_servable,
-            on_loop=run_at_once,
-            on_dead=lambda: dead.append("keeper"),
+            on_loop=lambda function: function(),
+            on_dead=lambda: self.dead.append("keeper"),
             flags=flags,
         )
-        made.append((repository, control))
+        self._made.append((repository, control))
         repository.start()
         return repository
 
-    yield start
-    for repository, control in made:
-        repository.close()
-        control.close()
-    assert dead == []
+    def loaded(self, *models: ModelConfig | str, **options: Any) -> ModelRepository:
+        """One that has loaded its models; of one that is given by its name, version 1."""
+        for name in models:
+            if isinstance(name, str):
+                self.add(name, 1)
+        configs = (self.config(one) if isinstance(one, str) else one for one in models)
+        repository = self.started(*configs, **options)
+        repository.wait_until_loaded()
+        return repository
+
+    def close(self) -> None:
+        for repository, control in self._made:
+            repository.close()
+            control.close()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf(tmp_path)
+    yield shelf
+    shelf.close()
+    assert shelf.dead == []
+
+
+class Held:
+    """A load that waits, of versions in a folder of this name (NAME or NAME/VERSION)."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, directory: Path, options: ServerFlags) -> LoadedModel:
+        if directory.parts[-2:][: len(self.parts)] == self.parts:
+            self.began.set()
+            assert self.go_on.wait(30)
+        return load_model(directory, options)
+
+
+def states(repository: ModelRepository, name: str = "m") -> dict[int, str]:
+    return {one.version: one.state for one in repository.statuses(name)}
+
+
+def wait_for(repository: ModelRepository, version: int, name: str = "m") -> None:
+    wait_until(lambda: repository.find(name).version == version)
 
 
 def test_the_policy_picks_versions() -> None:
@@ -104,275 +148,209 @@ def test_the_policy_picks_versions() -> None:
     assert aspired_versions((1, 7), present) == [1]
 
 
-def test_the_latest_version_answers_and_a_new_one_takes_over(tmp_path: Path, make: Make) -> None:
-    base_path = tmp_path / "m"
-    add_version(base_path, 1)
-    add_version(base_path, 2)
-    repository = make(ModelConfig(name="m", base_path=base_path))
-    repository.wait_until_loaded()
+def test_the_latest_version_answers_and_a_new_one_takes_over(shelf: Shelf) -> None:
+    shelf.add("m", 1, 2)
+    repository = shelf.loaded(shelf.config("m"))
     assert repository.find("m").version == 2
-    assert [(one.version, one.state) for one in repository.statuses("m")] == [(2, "AVAILABLE")]
-    add_version(base_path, 3)
-    wait_until(lambda: repository.find("m").version == 3)
-    wait_until(lambda: [one.state for one in repository.statuses("m")] == ["AVAILABLE", "END"])
+    assert states(repository) == {2: "AVAILABLE"}
+    shelf.add("m", 3)
+    wait_for(repository, 3)
+    wait_until(lambda: states(repository) == {3: "AVAILABLE", 2: "END"})
     with pytest.raises(StatusError, match=r"Servable not found for request: Specific\(m, 2\)"):
         repository.find("m", version=2)
 
 
-def test_version_directories_may_have_leading_zeros(tmp_path: Path, make: Make) -> None:
+def test_version_directories_may_have_leading_zeros(shelf: Shelf) -> None:
     """As TensorFlow Serving's own example, saved_model_half_plus_two_cpu/00000123, has."""
     for name in ("00000123", "0007", "7", "9" * 19, "v9", "1.5"):
-        (tmp_path / "m" / name).mkdir(parents=True)
+        (shelf.folder / "m" / name).mkdir(parents=True)
     for name in ("00000123", "7"):  # of 0007 and 7 the reference takes the last by name
-        (tmp_path / "m" / name / "emulated.yaml").write_text(EMULATED)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m", policy=None))
-    repository.wait_until_loaded()
-    assert [status.version for status in repository.statuses("m")] == [123, 7]
-    assert {status.state for status in repository.statuses("m")} == {"AVAILABLE"}
+        (shelf.folder / "m" / name / "emulated.yaml").write_text(EMULATED)
+    repository = shelf.loaded(shelf.config("m", policy=None))
+    assert list(states(repository).items()) == [(123, "AVAILABLE"), (7, "AVAILABLE")]
 
 
-def test_unknown_names_versions_and_labels_have_the_reference_s_texts(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "m", 1)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
-    repository.wait_until_loaded()
-    for call, code, message in (
-        (lambda: repository.find("n"), "NOT_FOUND", "Servable not found for request: Latest(n)"),
-        (
-            lambda: repository.find("m", version=9),
-            "NOT_FOUND",
-            "Servable not found for request: Specific(m, 9)",
-        ),
-        (
-            lambda: repository.find("m", label="x"),
-            "INVALID_ARGUMENT",
-            "Unrecognized servable version label: x",
-        ),
-        (lambda: repository.statuses("n"), "NOT_FOUND", "Could not find any versions of model n"),
-        (lambda: repository.statuses("m", version=9), "NOT_FOUND", "Could not find version 9 of model m"),
+def test_unknown_names_versions_and_labels_have_the_reference_s_texts(shelf: Shelf) -> None:
+    repository = shelf.loaded("m")
+    not_found = "NOT_FOUND: Servable not found for request:"
+    for call, said in (
+        (lambda: repository.find("n"), f"{not_found} Latest(n)"),
+        (lambda: repository.find("m", version=9), f"{not_found} Specific(m, 9)"),
+        (lambda: repository.find("m", label="x"), "INVALID_ARGUMENT: Unrecognized servable version label: x"),
+        (lambda: repository.statuses("n"), "NOT_FOUND: Could not find any versions of model n"),
+        (lambda: repository.statuses("m", version=9), "NOT_FOUND: Could not find version 9 of model m"),
     ):
         with pytest.raises(StatusError) as raised:
             call()
-        assert (raised.value.code, raised.value.message) == (code, message)
+        assert str(raised.value) == said
 
 
-def test_a_version_that_cannot_be_loaded_does_not_replace_one_that_answers(
-    tmp_path: Path, make: Make
-) -> None:
-    add_version(tmp_path / "m", 1)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
-    repository.wait_until_loaded()
-    add_version(tmp_path / "m", 2, "inputs: {}\n")
+def test_a_version_that_cannot_be_loaded_does_not_replace_one_that_answers(shelf: Shelf) -> None:
+    repository = shelf.loaded("m")
+    shelf.add("m", 2, text="inputs: {}\n")
     wait_until(lambda: repository.statuses("m")[0].state == "END")
     failed = repository.statuses("m")[0]
     assert (failed.version, failed.error_code) == (2, "INVALID_ARGUMENT")
     assert "inputs: missing" in failed.error_message
     assert repository.find("m").version == 1
-    shutil.rmtree(tmp_path / "m" / "2")
-    add_version(tmp_path / "m", 3)
-    wait_until(lambda: repository.find("m").version == 3)
+    shutil.rmtree(shelf.folder / "m" / "2")
+    shelf.add("m", 3)
+    wait_for(repository, 3)
 
 
-def test_a_framework_that_fails_in_its_own_words_holds_up_nothing(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(_directory: Path, _options: ServerFlags) -> LoadedModel:
-        raise ZeroDivisionError("in C++")
-
-    add_version(tmp_path / "m", 1)
-    monkeypatch.setitem(globals(), "load_model", load)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
-    with pytest.raises(StatusError, match="did not become available"):
-        repository.wait_until_loaded()
-    failed = repository.statuses("m")[0]
-    assert (failed.error_code, failed.error_message) == ("INTERNAL", "ZeroDivisionError: in C++")
-
-
-def test_a_failed_load_is_tried_again(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "m", 1)
-    flags = replace(QUICK, max_num_load_retries=1000)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), flags=flags)
-    repository.wait_until_loaded()
-    add_version(tmp_path / "m", 2, "{")
+def test_a_failed_load_is_tried_again(shelf: Shelf) -> None:
+    repository = shelf.loaded("m", flags=replace(QUICK, max_num_load_retries=1000))
+    shelf.add("m", 2, text="{")
     wait_until(lambda: repository.statuses("m")[0].error_code == "INVALID_ARGUMENT")
-    (tmp_path / "m" / "2" / "emulated.yaml").write_text(EMULATED)
-    wait_until(lambda: repository.find("m").version == 2)
+    (shelf.folder / "m" / "2" / "emulated.yaml").write_text(EMULATED)
+    wait_for(repository, 2)
     assert repository.statuses("m", version=2)[0].error_message == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("versions", "said"),
     [
-        ("{", "{name: m version: 1} due to error: INVALID_ARGUMENT"),
-        (None, "No versions of servable m found under base path"),
+        ((1,), "{name: m version: 1} due to error: INVALID_ARGUMENT"),
+        ((), "No versions of servable m found under base path"),
+        (None, "Could not find base path"),
     ],
 )
 def test_a_model_without_a_version_that_loads_is_said_at_the_start(
-    tmp_path: Path, make: Make, text: str | None, said: str
+    shelf: Shelf, versions: tuple[int, ...] | None, said: str
 ) -> None:
-    (tmp_path / "m").mkdir()
-    if text is not None:
-        add_version(tmp_path / "m", 1, text)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), flags=LOOK_ONCE)
+    if versions is not None:
+        (shelf.folder / "m").mkdir()
+        shelf.add("m", *versions, text="{")
     with pytest.raises(StatusError) as raised:
-        repository.wait_until_loaded()
+        shelf.loaded(shelf.config("m"), flags=LOOK_ONCE)
     assert raised.value.message.startswith("1 servable(s) did not become available: ")
     assert said in raised.value.message
 
 
-def test_a_base_path_that_is_looked_at_once_and_does_not_exist_is_said(tmp_path: Path, make: Make) -> None:
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "none"), flags=LOOK_ONCE)
-    with pytest.raises(StatusError, match=r"Could not find base path .*none for servable m"):
-        repository.wait_until_loaded()
-
-
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_base_path_without_versions_is_waited_for(
-    tmp_path: Path, make: Make, empty: bool, capsys: pytest.CaptureFixture[str]
+    shelf: Shelf, empty: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As TF Serving does: file_system_storage_path_source.cc looks again, server_core.cc waits."""
     if empty:
-        (tmp_path / "m").mkdir()
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
+        (shelf.folder / "m").mkdir()
+    repository = shelf.started(shelf.config("m"))
     waiting = threading.Thread(target=repository.wait_until_loaded)
     waiting.start()
     waiting.join(0.03)
     assert waiting.is_alive()
-    add_version(tmp_path / "m", 1)
+    shelf.add("m", 1)
     waiting.join(10)
     assert repository.find("m").version == 1
     said = "No versions of servable m found" if empty else "Could not find base path"
     assert f"warning: {said}" in capsys.readouterr().err
 
 
-def test_a_version_that_waits_for_a_load_thread_is_seen(tmp_path: Path, make: Make) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-
-    def load(directory: Path, options: ServerFlags) -> LoadedModel:
-        loading.set()
-        assert go_on.wait(10)
-        return load_model(directory, options)
-
+def test_a_version_that_waits_for_a_load_thread_is_seen(shelf: Shelf) -> None:
+    held = Held()
     for name in "ab":
-        add_version(tmp_path / name, 1)
-    repository = make(*(ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"), load=load)
-    assert loading.wait(10)
-    assert [repository.statuses(name)[0].state for name in "ab"] == ["LOADING", "START"]
-    go_on.set()
+        shelf.add(name, 1)
+    repository = shelf.started(shelf.config("a"), shelf.config("b"), load=held)
+    assert held.began.wait(10)
+    assert [states(repository, name) for name in "ab"] == [{1: "LOADING"}, {1: "START"}]
+    held.go_on.set()
     repository.wait_until_loaded()
-    assert [repository.statuses(name)[0].state for name in "ab"] == ["AVAILABLE", "AVAILABLE"]
+    assert [states(repository, name) for name in "ab"] == [{1: "AVAILABLE"}] * 2
 
 
-def test_a_retry_under_way_is_not_given_up(tmp_path: Path, make: Make) -> None:
+def test_a_retry_under_way_is_not_given_up(shelf: Shelf) -> None:
     """Late storage: the first model that becomes available ends no one's wait while the second is being loaded."""
-    attempts: dict[str, int] = {}
-    first_available = threading.Event()
+    attempts: Counter[str] = Counter()
 
     def load(directory: Path, options: ServerFlags) -> LoadedModel:
         name = directory.parent.name
-        attempts[name] = attempts.get(name, 0) + 1
+        attempts[name] += 1
         if attempts[name] == 1:
             raise StatusError("UNAVAILABLE", "the storage is late")
         if name == "b":
-            wait_until(lambda: repository.statuses("a")[0].state == "AVAILABLE")
-            first_available.set()
+            wait_until(lambda: states(repository, "a") == {1: "AVAILABLE"})
             threading.Event().wait(0.02)
         return load_model(directory, options)
 
     for name in "ab":
-        add_version(tmp_path / name, 1)
+        shelf.add(name, 1)
     flags = replace(QUICK, num_load_threads=2, max_num_load_retries=5)
-    models = (ModelConfig(name=name, base_path=tmp_path / name) for name in "ab")
-    repository = make(*models, flags=flags, load=load)
+    repository = shelf.started(shelf.config("a"), shelf.config("b"), flags=flags, load=load)
     repository.wait_until_loaded()
-    assert first_available.is_set()
+    assert attempts == {"a": 2, "b": 2}
     assert [repository.find(name).version for name in "ab"] == [1, 1]
 
 
-def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(tmp_path: Path, make: Make) -> None:
+@pytest.mark.parametrize("error", [SystemExit(3), ZeroDivisionError("in C++")])
+def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(
+    shelf: Shelf, error: BaseException
+) -> None:
     def load(directory: Path, options: ServerFlags) -> LoadedModel:
         if directory.parent.name == "a":
-            raise SystemExit(3)
+            raise error
         return load_model(directory, options)
 
     for name in "ab":
-        add_version(tmp_path / name, 1)
-    models = [ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"]
-    repository = make(*models, flags=LOOK_ONCE, load=load)
-    with pytest.raises(StatusError, match="name: a version: 1} due to error: INTERNAL: SystemExit: 3"):
+        shelf.add(name, 1)
+    repository = shelf.started(shelf.config("a"), shelf.config("b"), flags=LOOK_ONCE, load=load)
+    said = f"{type(error).__name__}: {error}"
+    with pytest.raises(StatusError, match=re.escape(f"name: a version: 1}} due to error: INTERNAL: {said}")):
         repository.wait_until_loaded()
+    failed = repository.statuses("a")[0]
+    assert (failed.error_code, failed.error_message) == ("INTERNAL", said)
     assert repository.find("b").version == 1
 
 
-def test_of_versions_that_have_ended_the_last_are_remembered(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "m", 1)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
-    repository.wait_until_loaded()
+def test_of_versions_that_have_ended_the_last_are_remembered(shelf: Shelf) -> None:
+    repository = shelf.loaded("m")
     for version in range(2, 25):
-        add_version(tmp_path / "m", version)
-        wait_until(lambda version=version: repository.find("m").version == version)  # type: ignore[misc]
-    wait_until(lambda: len(repository.statuses("m")) == 17)
-    wait_until(lambda: repository.statuses("m", version=23)[0].state == "END")
-    assert [one.version for one in repository.statuses("m")] == list(range(24, 7, -1))
+        shelf.add("m", version)
+        wait_for(repository, version)
+    wait_until(lambda: len(states(repository)) == 17)
+    wait_until(lambda: states(repository)[23] == "END")
+    assert list(states(repository)) == list(range(24, 7, -1))
 
 
-def test_a_slow_load_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
+def test_a_slow_load_holds_up_only_its_own_model(shelf: Shelf) -> None:
     """Beside it other models' versions are loaded and unloaded, and other configurations come into force."""
-    loading, go_on = threading.Event(), threading.Event()
-
-    def load(directory: Path, options: ServerFlags) -> LoadedModel:
-        if directory.parts[-2:] == ("a", "2"):
-            loading.set()
-            assert go_on.wait(30)
-        return load_model(directory, options)
-
-    for name in "abc":
-        add_version(tmp_path / name, 1)
-    a, b, c = (ModelConfig(name=name, base_path=tmp_path / name) for name in "abc")
-    repository = make(a, b, flags=replace(QUICK, num_load_threads=2), load=load)
-    repository.wait_until_loaded()
-    add_version(tmp_path / "a", 2)
-    assert loading.wait(10)
-    add_version(tmp_path / "a", 3)
-    add_version(tmp_path / "b", 2)
-    wait_until(lambda: [one.state for one in repository.statuses("b")] == ["AVAILABLE", "END"])
-    repository.configure([a, c])
+    held = Held("a", "2")
+    repository = shelf.loaded("a", "b", flags=replace(QUICK, num_load_threads=2), load=held)
+    shelf.add("a", 2)
+    assert held.began.wait(10)
+    shelf.add("a", 3)
+    shelf.add("b", 2)
+    wait_until(lambda: states(repository, "b") == {2: "AVAILABLE", 1: "END"})
+    shelf.add("c", 1)
+    repository.configure([shelf.config("a"), shelf.config("c")])
     assert repository.find("c").version == 1
     wait_until(lambda: repository.statuses("b")[0].state == "END")
-    assert [(one.version, one.state) for one in repository.statuses("a")] == [
-        (2, "LOADING"),
-        (1, "AVAILABLE"),
-    ]
-    go_on.set()
-    wait_until(lambda: repository.find("a").version == 3)
+    assert states(repository, "a") == {2: "LOADING", 1: "AVAILABLE"}
+    held.go_on.set()
+    wait_for(repository, 3, "a")
 
 
-def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(
-    tmp_path: Path, make: Make
-) -> None:
-    failed, go_on = threading.Event(), threading.Event()
+def test_a_retry_that_waits_for_another_load_of_its_model_keeps_no_cpu_busy(shelf: Shelf) -> None:
+    failed, held = threading.Event(), Held("m", "1")
 
     def load(directory: Path, options: ServerFlags) -> LoadedModel:
         if directory.name == "2":
             failed.set()
             raise StatusError("UNAVAILABLE", "the storage is late")
-        assert go_on.wait(30)
-        return load_model(directory, options)
+        return held(directory, options)
 
-    for version in (1, 2):
-        add_version(tmp_path / "m", version)
-    model = ModelConfig(name="m", base_path=tmp_path / "m", policy=None)
+    shelf.add("m", 1, 2)
     flags = replace(
         QUICK, file_system_poll_wait_seconds=0.02, num_load_threads=2, load_retry_interval_micros=0
     )
-    repository = make(model, flags=flags, load=load)
+    repository = shelf.started(shelf.config("m", policy=None), flags=flags, load=load)
     assert failed.wait(10)
     begun = repository._rounds_begun
     threading.Event().wait(0.05)
     assert repository._rounds_begun - begun < 50
-    go_on.set()
+    held.go_on.set()
 
 
-def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path, make: Make) -> None:
+def test_a_version_that_does_not_end_holds_up_only_its_own_model(shelf: Shelf) -> None:
     """Its run hangs, say. No third version of the model is loaded beside it and its successor."""
     go_on = threading.Event()
 
@@ -381,44 +359,34 @@ def test_a_version_that_does_not_end_holds_up_only_its_own_model(tmp_path: Path,
         slow = directory.parts[-2:] == ("a", "1")
         return replace(model, close=lambda: bool(go_on.wait(30))) if slow else model
 
-    for name in "ab":
-        add_version(tmp_path / name, 1)
-    repository = make(*(ModelConfig(name=name, base_path=tmp_path / name) for name in "ab"), load=load)
-    repository.wait_until_loaded()
-    add_version(tmp_path / "a", 2)
-    wait_until(lambda: repository.statuses("a", version=1)[0].state == "UNLOADING")
-    add_version(tmp_path / "a", 3)
+    repository = shelf.loaded("a", "b", load=load)
+    shelf.add("a", 2)
+    wait_until(lambda: states(repository, "a")[1] == "UNLOADING")
+    shelf.add("a", 3)
     for version in (2, 3):
-        add_version(tmp_path / "b", version)
-        wait_until(lambda version=version: repository.find("b").version == version)  # type: ignore[misc]
+        shelf.add("b", version)
+        wait_for(repository, version, "b")
     assert repository.find("a").version == 2
-    assert repository.statuses("a", version=3)[0].state == "START"
+    assert states(repository, "a")[3] == "START"
     go_on.set()
-    wait_until(lambda: repository.find("a").version == 3)
+    wait_for(repository, 3, "a")
 
 
-def test_who_waits_for_a_load_is_told_when_the_server_stops(tmp_path: Path, make: Make) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-
-    def load(directory: Path, options: ServerFlags) -> LoadedModel:
-        loading.set()
-        assert go_on.wait(30)
-        return load_model(directory, options)
-
-    add_version(tmp_path / "m", 1)
-    repository = make(load=load)
-    repository.wait_until_loaded()
+def test_who_waits_for_a_load_is_told_when_the_server_stops(shelf: Shelf) -> None:
+    held = Held()
+    shelf.add("m", 1)
+    repository = shelf.loaded(load=held)
     with ThreadPoolExecutor(1) as pool:
-        change = pool.submit(repository.configure, [ModelConfig(name="m", base_path=tmp_path / "m")])
-        assert loading.wait(10)
+        change = pool.submit(repository.configure, [shelf.config("m")])
+        assert held.began.wait(10)
         repository.stop()
         error = change.exception(timeout=10)
     assert isinstance(error, StatusError)
     assert error.code == "UNAVAILABLE"
-    go_on.set()
+    held.go_on.set()
 
 
-def test_a_version_that_cannot_be_closed_holds_up_no_other(tmp_path: Path, make: Make) -> None:
+def test_a_version_that_cannot_be_closed_holds_up_no_other(shelf: Shelf) -> None:
     def close() -> None:
         raise OSError("in C++")
 
@@ -426,49 +394,36 @@ def test_a_version_that_cannot_be_closed_holds_up_no_other(tmp_path: Path, make:
         model = load_model(directory, options)
         return replace(model, close=close) if directory.name == "1" else model
 
-    add_version(tmp_path / "m", 1)
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"), load=load)
-    repository.wait_until_loaded()
+    repository = shelf.loaded("m", load=load)
     for version in (2, 3):
-        add_version(tmp_path / "m", version)
-        wait_until(lambda version=version: repository.find("m").version == version)  # type: ignore[misc]
-    wait_until(lambda: repository.statuses("m", version=2)[0].state == "END")
+        shelf.add("m", version)
+        wait_for(repository, version)
+    wait_until(lambda: states(repository)[2] == "END")
 
 
-def test_a_path_that_no_system_can_have_is_one_model_s_fault(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "m", 1)
-    good = ModelConfig(name="m", base_path=tmp_path / "m")
-    repository = make(good)
-    repository.wait_until_loaded()
+def test_a_path_that_no_system_can_have_is_one_model_s_fault(shelf: Shelf) -> None:
+    repository = shelf.loaded("m")
     for _ in range(3):
         with pytest.raises(StatusError, match="Could not find base path"):
-            repository.configure([ModelConfig(name="n", base_path=Path("a\0b")), good])
-    repository.configure([good])
+            repository.configure([ModelConfig(name="n", base_path=Path("a\0b")), shelf.config("m")])
+    repository.configure([shelf.config("m")])
     assert repository.find("m").version == 1
 
 
-def test_a_stderr_that_nobody_reads_stops_no_version(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class GonePipe(io.StringIO):
-        def write(self, _text: str) -> int:
-            raise BrokenPipeError
+def test_a_stderr_that_nobody_reads_stops_no_version(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(_text: str) -> int:
+        raise BrokenPipeError
 
-    add_version(tmp_path / "m", 1)
-    monkeypatch.setattr(sys, "stderr", GonePipe())
-    repository = make(ModelConfig(name="m", base_path=tmp_path / "m"))
-    repository.wait_until_loaded()
-    add_version(tmp_path / "m", 2)
-    wait_until(lambda: [one.state for one in repository.statuses("m")] == ["AVAILABLE", "END"])
+    monkeypatch.setattr(sys.stderr, "write", write)
+    repository = shelf.loaded("m")
+    shelf.add("m", 2)
+    wait_until(lambda: states(repository) == {2: "AVAILABLE", 1: "END"})
 
 
 def test_a_fault_in_a_round_is_told_to_who_waits_and_the_next_round_goes_on(
-    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_version(tmp_path / "m", 1)
-    model = ModelConfig(name="m", base_path=tmp_path / "m")
-    repository = make(model)
-    repository.wait_until_loaded()
+    repository = shelf.loaded("m")
 
     def fails(_path: Path) -> None:
         raise RecursionError("a fault of ours")
@@ -476,55 +431,42 @@ def test_a_fault_in_a_round_is_told_to_who_waits_and_the_next_round_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "iterdir", fails)
         with pytest.raises(StatusError, match="RecursionError: a fault of ours"):
-            repository.configure([model])
-    repository.configure([model])
+            repository.configure([shelf.config("m")])
+    repository.configure([shelf.config("m")])
     assert repository.find("m").version == 1
 
 
-def test_the_end_of_the_watching_thread_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = threading.Event()
-    repository = ModelRepository(
-        [ModelConfig(name="m", base_path=tmp_path)],
-        open_servable=lambda *_: pytest.fail("nothing to load"),
-        close_servable=lambda _: None,
-        on_loop=lambda function: function(),
-        on_dead=dead.set,
-        flags=QUICK,
-    )
-
+def test_the_end_of_the_watching_thread_is_told(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     def ends(_path: Path) -> None:
         raise SystemExit
 
     monkeypatch.setattr(Path, "iterdir", ends)
-    repository.start()
-    assert dead.wait(10)
+    (shelf.folder / "m").mkdir()
+    repository = shelf.started(shelf.config("m"))
+    wait_until(lambda: shelf.dead == ["keeper"])
     with pytest.raises(StatusError, match="did not become available"):
         repository.wait_until_loaded()
-    repository.close()
+    shelf.dead.clear()
 
 
-def test_configurations_given_at_once_are_adopted_one_after_the_other(tmp_path: Path, make: Make) -> None:
+def test_configurations_given_at_once_are_adopted_one_after_the_other(shelf: Shelf) -> None:
     for name in "abc":
-        add_version(tmp_path / name, 1)
-    models = {name: ModelConfig(name=name, base_path=tmp_path / name, labels={"stable": 1}) for name in "abc"}
-    repository = make(models["a"])
-    repository.wait_until_loaded()
+        shelf.add(name, 1)
+    models = [shelf.config(name, labels={"stable": 1}) for name in "abc"]
+    repository = shelf.loaded(models[0])
     with ThreadPoolExecutor(6) as pool:
-        changes = [pool.submit(repository.configure, [models["abc"[number % 3]]]) for number in range(18)]
+        changes = [pool.submit(repository.configure, [models[number % 3]]) for number in range(18)]
         assert [change.exception() for change in changes] == [None] * 18
     (name,) = repository.names()
     assert repository.find(name, label="stable").version == 1
 
 
-def test_labels_name_versions_and_need_an_available_one(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "m", 1)
-    add_version(tmp_path / "m", 2)
-
+def test_labels_name_versions_and_need_an_available_one(shelf: Shelf) -> None:
     def labelled(**labels: int) -> ModelConfig:
-        return ModelConfig(name="m", base_path=tmp_path / "m", policy=None, labels=labels)
+        return shelf.config("m", policy=None, labels=labels)
 
-    repository = make(labelled(stable=1, canary=2))
-    repository.wait_until_loaded()
+    shelf.add("m", 1, 2)
+    repository = shelf.loaded(labelled(stable=1, canary=2))
     assert repository.find("m", label="stable").version == 1
     assert repository.find("m", label="canary").version == 2
     repository.configure([labelled(stable=2)])
@@ -534,30 +476,19 @@ def test_labels_name_versions_and_need_an_available_one(tmp_path: Path, make: Ma
     assert repository.find("m", label="stable").version == 2
 
 
-def test_a_new_configuration_adds_and_removes_models(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "a", 1)
-    add_version(tmp_path / "b", 4)
-    repository = make(ModelConfig(name="a", base_path=tmp_path / "a"))
-    repository.wait_until_loaded()
+def test_a_new_configuration_adds_and_removes_models_and_brings_them_back(shelf: Shelf) -> None:
+    repository = shelf.loaded("a")
+    shelf.add("b", 4)
     config = ModelServerConfig()
-    config.model_config_list.config.add(name="b", base_path=str(tmp_path / "b"), model_platform="tensorflow")
+    path = str(shelf.folder / "b")
+    config.model_config_list.config.add(name="b", base_path=path, model_platform="tensorflow")
     repository.reload_config(config)
     assert repository.find("b").version == 4
     assert repository.names() == ("b",)
-    wait_until(lambda: [one.state for one in repository.statuses("a")] == ["END"])
+    wait_until(lambda: states(repository, "a") == {1: "END"})
     with pytest.raises(StatusError, match=r"Latest\(a\)"):
         repository.find("a")
-
-
-def test_a_model_that_comes_back_is_loaded_again(tmp_path: Path, make: Make) -> None:
-    add_version(tmp_path / "a", 1)
-    add_version(tmp_path / "b", 1)
-    one, other = (ModelConfig(name=name, base_path=tmp_path / name) for name in "ab")
-    repository = make(one)
-    repository.wait_until_loaded()
-    repository.configure([other])
-    wait_until(lambda: [status.state for status in repository.statuses("a")] == ["END"])
-    repository.configure([one, other])
+    repository.configure([shelf.config("a"), shelf.config("b")])
     assert repository.find("a").version == 1
 
 

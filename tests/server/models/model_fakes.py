@@ -1,0 +1,163 @@
+"""A model whose runs wait at a gate, and the parts of the server that its requests pass through."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from batchtune.batching.parameters import BatchingParameters
+from batchtune.server.backends.model import LoadedModel, Tensors
+from batchtune.server.calls.pending_call import deliver_to
+from batchtune.server.metrics import Metrics
+from batchtune.server.models.batching_control import BatchingControl
+from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.pool import BatchingSettings
+from batchtune.wire.signature import Signature, TensorSpec
+from batchtune.wire.status import StatusError
+
+Outputs = dict[str, NDArray[Any]]
+X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
+SIGNATURE = Signature(name="s", method_name="tensorflow/serving/predict", inputs=(X,), outputs=(Y,))
+
+
+def batching(**parameters: Any) -> BatchingSettings:
+    return BatchingSettings(enabled=True, parameters=BatchingParameters(**parameters))
+
+
+class GatedModel:
+    """y = 2 x; a negative x fails as a framework would; a run waits while the gate is shut. Remembers the rows."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.rows: list[int] = []
+        self.closed = False
+        self.ran_closed = False
+
+    def __call__(self, inputs: Tensors) -> Outputs:
+        self.gate.wait(10)
+        self.ran_closed |= self.closed
+        self.rows.append(len(inputs["x"]))
+        if inputs["x"].min() < 0:
+            self.fail()
+        return {"y": inputs["x"] * 2}
+
+    def fail(self) -> None:
+        try:
+            raise ValueError("in C++")
+        except ValueError as error:
+            raise StatusError("INVALID_ARGUMENT", "negative") from error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Server:
+    """The parts that a request passes through, on the running loop, and a model; `options` are those of its version."""
+
+    def __init__(self, settings: BatchingSettings, **options: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self.deliver = deliver_to(loop)
+        self.metrics = Metrics()
+        self.control = BatchingControl(
+            settings, observer=self.metrics, deliver=self.deliver, on_loop=loop.call_soon_threadsafe
+        )
+        self.metrics.queue_depths = self.control.queue_depths
+        self.metrics.length_boundaries = self.control.length_boundaries
+        self.model = GatedModel()
+        if "limit" in options:
+            options["limit"] = (options["limit"], self.deliver)
+        self.servable = self.load(self.model, **options)
+
+    def load(self, model: GatedModel, **options: Any) -> Servable:
+        loaded = LoadedModel(
+            signatures={"s": SIGNATURE, "alias": SIGNATURE},
+            runs={"s": model, "alias": model},
+            close=model.close,
+        )
+        return self.attach(loaded, **options)
+
+    def attach(self, model: LoadedModel, **options: Any) -> Servable:
+        servable = Servable(name="m", version=1, model=model, metrics=self.metrics, **options)
+        self.control.attach(servable)
+        return servable
+
+    def request(
+        self, value: float = 1.0, *, signature: str = "s", of: Servable | None = None
+    ) -> asyncio.Future[Outputs]:
+        answered: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
+
+        def done(outputs: Outputs | None, error: StatusError | None) -> None:
+            if outputs is None:
+                answered.set_exception(error or AssertionError())
+            else:
+                answered.set_result(outputs)
+
+        inputs = {"x": np.full((1, 1), value, np.float32)}
+        (of or self.servable).submit(signature, inputs, None, None, done)
+        return answered
+
+    def code(self, value: float = 1.0, *, of: Servable | None = None) -> asyncio.Future[str]:
+        """The code of the answer."""
+        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def done(_outputs: Outputs | None, error: StatusError | None) -> None:
+            answered.set_result("OK" if error is None else error.code)
+
+        inputs = {"x": np.full((1, 1), value, np.float32)}
+        (of or self.servable).submit("s", inputs, None, None, done)
+        return answered
+
+    async def answers(self, count: int) -> list[float]:
+        """Of requests for 0, 1, ... at once."""
+        return values(await asyncio.gather(*(self.request(value) for value in range(count))))
+
+    async def replace(self, **wanted: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(self.control.replace, wanted)
+
+    async def end(self, servable: Servable) -> None:
+        await asyncio.to_thread(self.control.detach, servable)
+        await asyncio.to_thread(servable.close)
+
+
+def values(answers: list[Outputs]) -> list[float]:
+    return [float(one["y"][0, 0]) for one in answers]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 what is waited for happens on other threads
+        await asyncio.sleep(0.001)
+
+
+def serving(*settings: BatchingSettings, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Any]:
+    """Makes a coroutine the test of a server, under each of some settings."""
+
+    def kind(one: BatchingSettings) -> str:
+        return one.scheduler if one.enabled else "unbatched"
+
+    def decorated(scenario: Callable[..., Awaitable[None]]) -> Any:
+        async def run(settings: BatchingSettings, **fixtures: Any) -> None:
+            server = Server(settings, **options)
+            try:
+                await asyncio.wait_for(scenario(server, **fixtures), 20)
+            finally:
+                server.model.gate.set()
+                await asyncio.to_thread(server.control.close)
+
+        def test(**fixtures: Any) -> None:
+            asyncio.run(run(**fixtures))
+
+        _, *asked = inspect.signature(scenario).parameters.values()
+        asked.append(inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY))
+        test.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+        test.__doc__, test.__name__ = scenario.__doc__, scenario.__name__
+        return pytest.mark.parametrize("settings", settings or (BatchingSettings(),), ids=kind)(test)
+
+    return decorated

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,17 @@ import pytest
 
 from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
 from batchtune.wire.status import StatusError
+from tests.server.scheduling.scheduler_bench import Rows
 
-pytestmark = (
-    pytest.mark.slow
-)  # importing TensorFlow, and its own threads; test_shared.py holds the same rules
+# Importing TensorFlow, and its own threads; test_shared.py holds the same rules.
+pytestmark = pytest.mark.slow
 
 BLOCKER = -1
 QUIET_SAMPLES = 3
 
 
-@dataclass
-class Outcome:
-    """What became of a trace: rows of each batch in the order of execution, and the refusals by arrival."""
-
-    batches: list[list[int]] = field(default_factory=list)
-    refusals: dict[int, str] = field(default_factory=dict)
+Outcome = tuple[list[list[int]], dict[int, str]]
+"""What became of a trace: rows of each batch in the order of execution, and the refusals by arrival."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ def wait_until_quiet() -> None:
 
 def play_in_tensorflow(tf: Any, case: Case, name: str) -> Outcome:
     function = HeldFunction(tf, case, name, timeout_micros=1000)
-    outcome = Outcome()
+    refusals: dict[int, str] = {}
     with ThreadPoolExecutor(len(case.sizes) + 1) as pool:
         blocker = function.submit(pool, [BLOCKER])
         assert function.held.acquire(timeout=30)
@@ -139,32 +135,22 @@ def play_in_tensorflow(tf: Any, case: Case, name: str) -> Outcome:
             try:
                 assert answer.result(30) == rows
             except tf.errors.OpError as error:
-                outcome.refusals[index] = error.message
-    outcome.batches = function.batches[1:]
-    return outcome
+                refusals[index] = error.message
+    return function.batches[1:], refusals
 
 
 # -- ours --
 
 
-class Rows:
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.rows = list(rows)
-        self.size = len(self.rows)
-
-    def split(self, sizes: Sequence[int]) -> list[Rows]:
-        starts = np.cumsum([0, *sizes])
-        return [Rows(self.rows[start : start + size]) for start, size in zip(starts, sizes, strict=False)]
-
-
 def play_in_ours(case: Case) -> Outcome:
-    outcome = Outcome()
+    batches: list[list[int]] = []
+    refusals: dict[int, str] = {}
     gate, held = threading.Event(), threading.Semaphore(0)
 
     def process(batch: Batch[Rows]) -> None:
         held.release()
         gate.wait(30)
-        outcome.batches.append([row for task in batch.tasks for row in task.rows])
+        batches.append([row for task in batch.tasks for row in task.rows])
 
     # With splitting on, BatchFunction executes batches of the last allowed size (batch_resource_base.cc).
     limit = case.allowed_batch_sizes[-1] if case.splitting and case.allowed_batch_sizes else None
@@ -186,11 +172,10 @@ def play_in_ours(case: Case) -> Outcome:
         try:
             queue.schedule(Rows(rows))
         except StatusError as error:
-            outcome.refusals[index] = error.message
+            refusals[index] = error.message
     gate.set()
     scheduler.close()
-    del outcome.batches[0]
-    return outcome
+    return batches[1:], refusals
 
 
 # -- the comparison --
@@ -226,12 +211,12 @@ def without_padding(batches: list[list[int]]) -> list[list[int]]:
 def test_batches_and_refusals_are_those_of_tensorflow(
     tensorflow: Any, case: Case, request: pytest.FixtureRequest
 ) -> None:
-    theirs = play_in_tensorflow(tensorflow, case, request.node.name)
-    ours = play_in_ours(case)
-    assert ours.batches == without_padding(theirs.batches)
-    assert list(ours.refusals) == list(theirs.refusals)
-    for index, message in ours.refusals.items():
-        assert message in theirs.refusals[index]
+    batches, refusals = play_in_tensorflow(tensorflow, case, request.node.name)
+    ours, our_refusals = play_in_ours(case)
+    assert ours == without_padding(batches)
+    assert list(our_refusals) == list(refusals)
+    for index, message in our_refusals.items():
+        assert message in refusals[index]
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 3), (2, 2, 1, 4, 1)], ids=str)
@@ -240,8 +225,8 @@ def test_padding_is_that_of_tensorflow(
 ) -> None:
     # The scheduler of BatchFunction sees the allowed sizes only with splitting on.
     case = Case(sizes, 16, allowed_batch_sizes=(4, 8, 16), splitting=True)
-    theirs = play_in_tensorflow(tensorflow, case, request.node.name)
-    assert play_in_ours(case).batches == without_padding(theirs.batches)
+    batches, _ = play_in_tensorflow(tensorflow, case, request.node.name)
+    assert play_in_ours(case)[0] == without_padding(batches)
 
 
 def test_neither_runs_an_open_batch_before_its_timeout(tensorflow: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,25 +14,15 @@ import pytest
 import batchtune.server
 from batchtune.server.scheduling import (
     BasicBatchScheduler,
-    Batch,
     BatchSchedulerRetrier,
-    QueueOptions,
     RetrierOptions,
-    SharedBatchScheduler,
     StreamingBatchScheduler,
 )
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
+from tests.server.scheduling.scheduler_bench import Bench, Piece
 
 LONG_MICROS = 10**12
-
-
-class Piece:
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def split(self, sizes: list[int]) -> list[Piece]:
-        return [Piece(size) for size in sizes]
 
 
 def test_the_example_of_the_readme_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,62 +33,45 @@ def test_the_example_of_the_readme_prints_what_the_readme_says(capsys: pytest.Ca
     assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_what_fits_is_scheduled_and_one_row_more_is_refused(splits: bool) -> None:
-    clock, busy, gate = ManualClock(), threading.Semaphore(0), threading.Event()
-    shared = SharedBatchScheduler(num_batch_threads=1, clock=clock)
-
-    def hold(_: Batch[Piece]) -> None:
-        busy.release()
-        gate.wait(10)
-
-    queue = shared.add_queue(
-        QueueOptions(
-            max_batch_size=12 if splits else 4,
-            max_execution_batch_size=4,
-            batch_timeout_micros=LONG_MICROS,
-            max_enqueued_batches=3,
-            enable_large_batch_splitting=splits,
-        ),
-        hold,
+@pytest.mark.parametrize(
+    ("splits", "refused", "sizes"), [(True, "capacity is only 9", [9]), (False, "", [1, 4, 4])]
+)
+def test_what_fits_is_scheduled_and_one_row_more_is_refused(
+    bench: Bench, splits: bool, refused: str, sizes: list[int]
+) -> None:
+    queue = bench.queue(
+        max_batch_size=12 if splits else 4,
+        max_execution_batch_size=4,
+        batch_timeout_micros=LONG_MICROS,
+        max_enqueued_batches=3,
+        enable_large_batch_splitting=splits,
     )
-    try:
-        assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (0, 12)
-        queue.schedule(Piece(4))
-        assert busy.acquire(timeout=10)  # the only thread is taken
-        queue.schedule(Piece(3))
-        assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (1, 9)
-        if splits:
-            with pytest.raises(StatusError, match="capacity is only 9"):
-                queue.schedule(Piece(10))
-            queue.schedule(Piece(9))
-            assert queue.num_enqueued_tasks == 1 + 3
-        else:
-            for size in (1, 4, 4):
-                queue.schedule(Piece(size))
-            assert queue.num_enqueued_tasks == 4
-        assert queue.scheduling_capacity == 0
-        with pytest.raises(StatusError, match="is full"):
-            queue.schedule(Piece(1))
-    finally:
-        gate.set()
-        shared.close()
+    assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (0, 12)
+    bench.occupy()
+    queue.schedule(Piece(3))
+    assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (1, 9)
+    if refused:
+        with pytest.raises(StatusError, match=refused):
+            queue.schedule(Piece(10))
+    for size in sizes:
+        queue.schedule(Piece(size))
+    assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (4, 0)
+    with pytest.raises(StatusError, match="is full"):
+        queue.schedule(Piece(1))
 
 
-def test_a_streaming_queue_has_room_in_its_open_batch_and_for_its_free_threads() -> None:
-    clock, gate = ManualClock(), threading.Event()
-    scheduler = StreamingBatchScheduler(num_batch_threads=2, clock=clock)
-    queue = scheduler.add_queue(QueueOptions(max_batch_size=5), lambda _: gate.wait(10) and None)
-    try:
-        assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (0, 10)
-        for size, capacity in ((3, 7), (2, 5), (4, 1), (1, 0)):
-            queue.schedule(Piece(size))
-            assert queue.scheduling_capacity == capacity
-        with pytest.raises(StatusError, match="no processing capacity"):
-            queue.schedule(Piece(1))
-    finally:
-        gate.set()
-        scheduler.close()
+def test_a_streaming_queue_has_room_in_its_open_batch_and_for_its_free_threads(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(2, StreamingBatchScheduler)
+    bench.gate.clear()
+    queue = bench.queue(max_batch_size=5)
+    assert (queue.num_enqueued_tasks, queue.scheduling_capacity) == (0, 10)
+    for size, capacity in ((3, 7), (2, 5), (4, 1), (1, 0)):
+        queue.schedule(Piece(size))
+        assert queue.scheduling_capacity == capacity
+    with pytest.raises(StatusError, match="no processing capacity"):
+        queue.schedule(Piece(1))
 
 
 def test_a_basic_scheduler_takes_the_options_of_a_queue_by_name() -> None:

@@ -20,24 +20,9 @@ from batchtune.server.scheduling.batch_queue import (
 from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
+from tests.server.scheduling.scheduler_bench import Rows
 
 SMALL = settings(max_examples=120, deadline=None)
-
-
-class Rows:
-    """A task that stands for the row numbers first … first + size - 1."""
-
-    def __init__(self, first: int, size: int) -> None:
-        self.first = first
-        self.size = size
-
-    def split(self, sizes: Sequence[int]) -> list[Rows]:
-        assert sum(sizes) == self.size
-        starts = [self.first + sum(sizes[:index]) for index in range(len(sizes))]
-        return [Rows(start, size) for start, size in zip(starts, sizes, strict=True)]
-
-    def rows(self) -> list[int]:
-        return list(range(self.first, self.first + self.size))
 
 
 @dataclass(frozen=True)
@@ -90,14 +75,11 @@ class Trace:
     def play(self, trace: Sequence[Arrival]) -> None:
         first = 0
         for arrival in trace:
-            if arrival.busy:
-                self.gate.clear()
-            else:
-                self.gate.set()
-            task = Rows(first, arrival.size)
+            (self.gate.clear if arrival.busy else self.gate.set)()
+            task = Rows(range(first, first + arrival.size))
             try:
                 self.queue.schedule(task)
-                self.accepted += task.rows()
+                self.accepted += task.rows
             except StatusError as error:
                 if error.code not in ("UNAVAILABLE", "INVALID_ARGUMENT"):
                     raise
@@ -106,7 +88,7 @@ class Trace:
         self.gate.set()
 
     def delivered(self) -> list[int]:
-        return [row for batch in self.batches for task in batch.tasks for row in task.rows()]
+        return [row for batch in self.batches for task in batch.tasks for row in task.rows]
 
 
 @SMALL
@@ -152,7 +134,7 @@ def test_capacity_counts_the_rows_that_full_batches_would_take(
     play = Trace(scheduler, clock, options)
     blocker = scheduler.add_queue(QueueOptions(max_batch_size=1), play.process)
     play.gate.clear()
-    blocker.schedule(Rows(0, 1))
+    blocker.schedule(Rows([0]))
     clock.settle()
     limit, open_size, closed = options.batch_size_limit, 0, 0
     for arrival in trace:
@@ -161,7 +143,7 @@ def test_capacity_counts_the_rows_that_full_batches_would_take(
         if not options.enable_large_batch_splitting:
             full = open_size + arrival.size > limit and closed + 1 >= options.max_enqueued_batches
         try:
-            play.queue.schedule(Rows(0, arrival.size))
+            play.queue.schedule(Rows(range(arrival.size)))
             refused = False
         except StatusError:
             refused = True

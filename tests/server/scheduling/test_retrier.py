@@ -18,14 +18,13 @@ from tests.server.scheduling.manual_clock import ManualClock
 
 
 class Queue:
-    """Refuses with `codes` in turn, then accepts."""
+    """Refuses with `codes` in turn, then accepts; `errors` are what was told of."""
 
-    def __init__(self, codes: list[str], clock: ManualClock | None = None, step_micros: int = 0) -> None:
-        self.codes = codes
-        self.clock = clock
-        self.step_micros = step_micros
+    def __init__(self, *codes: str) -> None:
+        self.codes = list(codes)
         self.attempts = 0
         self.tasks: list[object] = []
+        self.errors: list[StatusError] = []
 
     def schedule(self, task: object) -> None:
         self.attempts += 1
@@ -34,33 +33,38 @@ class Queue:
         self.tasks.append(task)
 
 
-def test_a_task_refused_as_unavailable_is_tried_again_after_the_delay() -> None:
-    clock = ManualClock()
-    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=1000, retry_delay_micros=100), clock=clock)
-    queue = Queue(["UNAVAILABLE", "UNAVAILABLE"])
-    retrier.schedule_later(queue, "task", pytest.fail)
-    clock.advance(99)
-    assert queue.attempts == 0
-    clock.advance(1)
-    clock.settle()
-    assert queue.attempts == 1
-    clock.advance(100)
-    clock.advance(100)
-    assert queue.tasks == ["task"]
-    retrier.close()
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
-def test_retries_end_when_another_delay_would_pass_the_limit() -> None:
-    clock = ManualClock()
-    retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=300, retry_delay_micros=100), clock=clock)
-    queue = Queue(["UNAVAILABLE"] * 99)
-    errors: list[StatusError] = []
-    retrier.schedule_later(queue, "task", errors.append)
-    for _ in range(5):
-        clock.advance(100)
+@pytest.mark.parametrize(
+    ("codes", "max_time_micros", "attempts", "tasks", "errors"),
+    [
+        (["UNAVAILABLE"] * 2, 1000, [0, 1, 2, 3, 3, 3], ["task"], []),
+        (["UNAVAILABLE"] * 99, 300, [0, 1, 2, 2, 2, 2], [], ["UNAVAILABLE: attempt 2"]),
+        (["INVALID_ARGUMENT"], 1000, [0, 1, 1, 1, 1, 1], [], ["INVALID_ARGUMENT: attempt 1"]),
+    ],
+    ids=["until it is taken", "while another delay is within the limit", "no other error"],
+)
+def test_a_task_refused_as_unavailable_is_tried_again_after_the_delay(
+    codes: list[str],
+    max_time_micros: int,
+    attempts: list[int],
+    tasks: list[str],
+    errors: list[str],
+    clock: ManualClock,
+) -> None:
+    options = RetrierOptions(max_time_micros=max_time_micros, retry_delay_micros=100)
+    retrier = BatchSchedulerRetrier(options, clock=clock)
+    queue = Queue(*codes)
+    retrier.schedule_later(queue, "task", queue.errors.append)
+    seen = []
+    for micros in (99, 1, 100, 100, 100, 100):
+        clock.advance(micros)
+        seen.append(queue.attempts)
     retrier.close()
-    assert queue.attempts == 2
-    assert [error.message for error in errors] == ["attempt 2"]
+    assert (seen, queue.tasks, list(map(str, queue.errors))) == (attempts, tasks, errors)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +81,10 @@ def test_a_time_that_holds_no_pause_allows_no_retry(
     retrier.close()
 
 
-def test_who_waits_for_the_retries_waits_for_those_under_way_only() -> None:
-    clock = ManualClock()
+def test_who_waits_for_the_retries_waits_for_those_under_way_only(clock: ManualClock) -> None:
     retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=10**9), clock=clock)
     retrier.wait_until_idle(60)  # returns at once
-    retrier.schedule_later(Queue(["UNAVAILABLE"]), "task", pytest.fail)
+    retrier.schedule_later(Queue("UNAVAILABLE"), "task", pytest.fail)
     waiting = threading.Thread(target=retrier.wait_until_idle, args=(60,))
     waiting.start()
     clock.advance(100)
@@ -93,24 +96,12 @@ def test_who_waits_for_the_retries_waits_for_those_under_way_only() -> None:
     retrier.close()
 
 
-def test_another_error_ends_the_retries() -> None:
-    clock = ManualClock()
-    retrier = BatchSchedulerRetrier(clock=clock)
-    queue = Queue(["INVALID_ARGUMENT"])
-    errors: list[StatusError] = []
-    retrier.schedule_later(queue, "task", errors.append)
-    clock.advance(100)
-    retrier.close()
-    assert [error.code for error in errors] == ["INVALID_ARGUMENT"]
-
-
-def test_closing_refuses_what_still_waits_and_what_comes_later() -> None:
-    clock = ManualClock()
+def test_closing_refuses_what_still_waits_and_what_comes_later(clock: ManualClock) -> None:
     retrier = BatchSchedulerRetrier(clock=clock)
     errors: list[StatusError] = []
-    retrier.schedule_later(Queue([]), "task", errors.append)
+    retrier.schedule_later(Queue(), "task", errors.append)
     retrier.close()
-    retrier.schedule_later(Queue([]), "task", errors.append)
+    retrier.schedule_later(Queue(), "task", errors.append)
     assert [error.code for error in errors] == ["UNAVAILABLE"] * 2
 
 
@@ -143,23 +134,17 @@ def test_few_requests_wait_beyond_the_limit() -> None:
     assert (limit.inside, len(limit.waiting)) == (1, 1024)
 
 
-def cortex_limit(processes: int, threads: int, *, max_batch_size: int) -> ConcurrencyLimit | None:
-    flags = ServerFlags(processes_per_replica=processes, threads_per_process=threads)
-    parameters = BatchingParameters(max_batch_size=max_batch_size)
-    return concurrency_limit(flags, BatchingSettings(enabled=True, parameters=parameters))
-
-
 def test_a_cortex_replica_takes_processes_times_threads_requests() -> None:
-    limit = cortex_limit(2, 2, max_batch_size=4)
+    flags = ServerFlags(processes_per_replica=2, threads_per_process=3)
+    settings = BatchingSettings(enabled=True, parameters=BatchingParameters(max_batch_size=6))
+    limit = concurrency_limit(flags, settings)
     assert limit is not None
-    for _ in range(5):
+    for _ in range(7):
         limit.enter_or_wait(lambda: None)
-    assert (limit.inside, len(limit.waiting)) == (4, 1)
-
-
-def test_a_cortex_batch_that_could_never_fill_is_refused() -> None:
+    assert (limit.inside, len(limit.waiting)) == (6, 1)
+    settings = BatchingSettings(enabled=True, parameters=BatchingParameters(max_batch_size=7))
     with pytest.raises(UsageError) as caught:
-        cortex_limit(2, 3, max_batch_size=7)
+        concurrency_limit(flags, settings)
     assert caught.value.message == (
         "max_batch_size (7) must be less than or equal to processes_per_replica * threads_per_process (2 * 3 = 6)"
     )

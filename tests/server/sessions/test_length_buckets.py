@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,13 @@ import pytest
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import Tensors
 from batchtune.server.metrics import Metrics
-from batchtune.server.sessions.batched import Completion
 from batchtune.server.sessions.bucketed_session import LengthBuckets
 from batchtune.server.sessions.pool import BatchingSettings, Session, SessionPool, in_words
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
-from tests.server.sessions.test_batched import Answer, Observer
+from tests.server.sessions.session_fakes import Answer, Observer, deliver
 
+Serve = Callable[..., "Server"]
 LONG_US = 60_000_000
 OPEN = (None, None)
 
@@ -40,16 +40,12 @@ class Server:
         self.observer: Any = observer or Observer()
         self.batches: list[list[list[int]]] = []
         self.settings = BatchingSettings(enabled=True, parameters=parameters, **settings)
-        self.pool = SessionPool(self.settings, observer=self.observer, deliver=self.deliver)
+        self.pool = SessionPool(self.settings, observer=self.observer, deliver=deliver)
         self.session: Session = self.pool.open(of, self.run, parameters=parameters, name="m/1/s")
 
     def run(self, inputs: Tensors) -> Tensors:
         self.batches.append(inputs["x"].tolist())
         return {"sum": inputs["x"].reshape(len(inputs["x"]), -1).sum(axis=1, dtype=np.int64)}
-
-    def deliver(self, completions: list[Completion]) -> None:
-        for done, outputs, error in completions:
-            done(outputs, error)
 
     def ask(self, *row: int, rows: int = 1) -> Answer:
         answer = Answer()
@@ -58,31 +54,28 @@ class Server:
 
 
 @pytest.fixture
-def served() -> Iterator[list[Server]]:
+def serve() -> Iterator[Callable[..., Server]]:
+    """Makes servers with the buckets 2 and 4."""
     servers: list[Server] = []
-    yield servers
+
+    def make(*shapes: Any, **settings: Any) -> Server:
+        servers.append(Server(signature(*(shapes or (OPEN,))), **{"length_buckets": (2, 4)} | settings))
+        return servers[-1]
+
+    yield make
     for server in servers:
         server.pool.close()
 
 
-def of_lengths(served: list[Server], **settings: Any) -> Server:
-    served.append(Server(signature(OPEN), **{"length_buckets": (2, 4), "zero_padding": True} | settings))
-    return served[-1]
-
-
 def test_a_batch_holds_the_lengths_of_one_bucket_and_is_padded_to_its_own_longest(
-    served: list[Server],
+    serve: Serve,
 ) -> None:
-    server = of_lengths(served)
+    server = serve(zero_padding=True)
     answers = [server.ask(1), server.ask(1, 2), server.ask(1, 2, 3), server.ask(1, 2, 3, 4, 5), server.ask()]
     assert server.pool.queue_depths() == (3, 5)
     server.pool.close()
-    assert sorted(server.batches) == [
-        [[1, 0], [1, 2], [0, 0]],
-        [[1, 2, 3]],
-        [[1, 2, 3, 4, 5]],
-    ]
-    assert [int(one.outputs["sum"][0]) for one in answers if one.outputs is not None] == [1, 3, 6, 15, 0]
+    assert sorted(server.batches) == [[[1, 0], [1, 2], [0, 0]], [[1, 2, 3]], [[1, 2, 3, 4, 5]]]
+    assert [one.sums for one in answers] == [[1], [3], [6], [15], [0]]
     counted = {
         record.bucket: (record.rows, record.sent_elements, record.padding_elements)
         for record in server.observer.records
@@ -90,8 +83,8 @@ def test_a_batch_holds_the_lengths_of_one_bucket_and_is_padded_to_its_own_longes
     assert counted == {"2": (3, 3, 3), "4": (1, 3, 0), ">4": (1, 5, 0)}
 
 
-def test_without_buckets_there_is_one_queue_as_in_the_reference(served: list[Server]) -> None:
-    server = of_lengths(served, length_buckets=())
+def test_without_buckets_there_is_one_queue_as_in_the_reference(serve: Serve) -> None:
+    server = serve(length_buckets=())
     assert not isinstance(server.session, LengthBuckets)
     answers = [server.ask(1), server.ask(1, 2, 3)]
     server.pool.close()
@@ -101,17 +94,17 @@ def test_without_buckets_there_is_one_queue_as_in_the_reference(served: list[Ser
 
 
 def test_the_first_element_fills_up_as_in_the_reference_unless_zeros_are_asked_for(
-    served: list[Server],
+    serve: Serve,
 ) -> None:
-    server = of_lengths(served, zero_padding=False)
+    server = serve()
     server.ask(7)
     server.ask(1, 2)
     server.pool.close()
     assert server.batches == [[[7, 7], [1, 2]]]
 
 
-def test_every_bucket_has_its_own_limit_of_waiting_batches(served: list[Server]) -> None:
-    server = of_lengths(served)
+def test_every_bucket_has_its_own_limit_of_waiting_batches(serve: Serve) -> None:
+    server = serve(zero_padding=True)
     for row in ((1,), (1, 2, 3)):
         server.ask(*row, rows=8)
         with pytest.raises(StatusError, match="max_enqueued_batches is 1") as caught:
@@ -132,9 +125,9 @@ def test_every_bucket_has_its_own_limit_of_waiting_batches(served: list[Server])
     ],
 )
 def test_a_request_that_does_not_fit_the_signature_is_refused_as_without_buckets(
-    served: list[Server], inputs: Any, words: str
+    serve: Serve, inputs: Any, words: str
 ) -> None:
-    server = of_lengths(served)
+    server = serve(zero_padding=True)
     with pytest.raises(StatusError, match=words):
         server.session.submit(inputs, None, None, Answer())
 
@@ -150,19 +143,17 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_as_without_buckets
     ],
 )
 def test_the_length_is_the_largest_open_size(
-    served: list[Server], shapes: list[Any], sizes: list[tuple[int, ...]], bucket: str
+    serve: Serve, shapes: list[Any], sizes: list[tuple[int, ...]], bucket: str
 ) -> None:
-    server = Server(signature(*shapes), length_buckets=(2, 4))
-    served.append(server)
+    server = serve(*shapes)
     inputs = {name: np.ones(size, np.int32) for name, size in zip("xz", sizes, strict=False)}
     server.session.submit(inputs, None, None, Answer())
     server.pool.close()
     assert [record.bucket for record in server.observer.records] == [bucket]
 
 
-def test_a_model_of_one_length_has_one_queue_and_no_padding_to_count(served: list[Server]) -> None:
-    server = Server(signature((None, 3)), length_buckets=(2, 4))
-    served.append(server)
+def test_a_model_of_one_length_has_one_queue_and_no_padding_to_count(serve: Serve) -> None:
+    server = serve((None, 3))
     assert not isinstance(server.session, LengthBuckets)
     server.ask(1, 2, 3)
     server.pool.close()
@@ -170,8 +161,8 @@ def test_a_model_of_one_length_has_one_queue_and_no_padding_to_count(served: lis
     assert (record.sent_elements, record.padding_elements, record.bucket) == (0, 0, "")
 
 
-def test_a_version_that_ends_closes_every_bucket(served: list[Server]) -> None:
-    server = of_lengths(served)
+def test_a_version_that_ends_closes_every_bucket(serve: Serve) -> None:
+    server = serve(zero_padding=True)
     answers = [server.ask(1), server.ask(1, 2, 3)]
     server.pool.forget(server.session)
     assert [one.times for one in answers] == [1, 1]
@@ -180,9 +171,9 @@ def test_a_version_that_ends_closes_every_bucket(served: list[Server]) -> None:
     assert server.pool.queue_depths() == (0, 0)
 
 
-def test_rows_and_padding_are_told_by_bucket(served: list[Server]) -> None:
+def test_rows_and_padding_are_told_by_bucket(serve: Serve) -> None:
     metrics = Metrics()
-    server = of_lengths(served, observer=metrics)
+    server = serve(observer=metrics)
     for row in ((1,), (1, 2), (1, 2, 3)):
         server.ask(*row)
     server.pool.close()
@@ -199,12 +190,10 @@ def test_rows_and_padding_are_told_by_bucket(served: list[Server]) -> None:
     ]
 
 
-def test_the_words_of_a_model_name_the_buckets_that_it_has(served: list[Server]) -> None:
-    server = of_lengths(served)
+def test_the_words_of_a_model_name_the_buckets_that_it_has(serve: Serve) -> None:
+    server = serve(zero_padding=True)
     assert in_words(server.settings, server.settings.parameters, server.session).endswith(
         "length_buckets 2,4"
     )
-    fixed = Server(signature((None, 3)), length_buckets=(2, 4))
-    for server in (of_lengths(served, length_buckets=()), fixed):
+    for server in (serve(length_buckets=()), serve((None, 3))):
         assert "length_buckets" not in in_words(server.settings, server.settings.parameters, server.session)
-    fixed.pool.close()

@@ -9,23 +9,13 @@ import pytest
 
 from batchtune.server.backends.model import Tensors
 from batchtune.server.metrics import Metrics
-from batchtune.server.sessions.batched import Completion
 from batchtune.server.sessions.pool import BatchingSettings, SessionPool
 from batchtune.server.sessions.unbatched import HANDLERS_MAX, handlers_at_least
 from batchtune.wire.signature import Signature, TensorSpec
-from tests.server.sessions.test_batched import Answer
+from tests.server.sessions.session_fakes import Answer, deliver
 
-SIGNATURE = Signature(
-    name="s",
-    method_name="p",
-    inputs=(TensorSpec(name="x", dtype="int32", shape=(None,)),),
-    outputs=(TensorSpec(name="y", dtype="int32", shape=(None,)),),
-)
-
-
-def deliver(completions: list[Completion]) -> None:
-    for done, outputs, error in completions:
-        done(outputs, error)
+X, Y = (TensorSpec(name=name, dtype="int32", shape=(None,)) for name in "xy")
+SIGNATURE = Signature(name="s", method_name="p", inputs=(X,), outputs=(Y,))
 
 
 def test_a_model_that_batches_inside_gets_as_many_requests_at_once_as_it_waits_for() -> None:

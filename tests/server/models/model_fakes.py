@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,28 +137,45 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+def loop_test(
+    scenario: Callable[..., Awaitable[None]],
+    run: Callable[..., None],
+    table: str,
+    rows: Sequence[Any],
+    **ids: Any,
+) -> Any:
+    """A test that calls `run` with a coroutine, its other fixtures given, and with fixtures of its own: once for each
+    row of a table."""
+    _, *wanted = inspect.signature(scenario).parameters
+    own = list(inspect.signature(run).parameters)[1:]
+
+    def test(**fixtures: Any) -> None:
+        ask = partial(scenario, **{name: fixtures[name] for name in wanted})
+        run(ask, **{name: fixtures[name] for name in own})
+
+    names = dict.fromkeys([*wanted, *own])
+    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    test.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+    test.__doc__, test.__name__ = scenario.__doc__, scenario.__name__
+    return pytest.mark.parametrize(table, rows, **ids)(test)
+
+
 def serving(*settings: BatchingSettings, **options: Any) -> Callable[[Callable[..., Awaitable[None]]], Any]:
     """Makes a coroutine the test of a server, under each of some settings."""
 
     def kind(one: BatchingSettings) -> str:
         return one.scheduler if one.enabled else "unbatched"
 
-    def decorated(scenario: Callable[..., Awaitable[None]]) -> Any:
-        async def run(settings: BatchingSettings, **fixtures: Any) -> None:
+    def run(ask: Callable[[Server], Awaitable[None]], settings: BatchingSettings) -> None:
+        async def on_loop() -> None:
             server = Server(settings, **options)
             try:
-                await asyncio.wait_for(scenario(server, **fixtures), 20)
+                await asyncio.wait_for(ask(server), 20)
             finally:
                 server.model.gate.set()
                 await asyncio.to_thread(server.control.close)
 
-        def test(**fixtures: Any) -> None:
-            asyncio.run(run(**fixtures))
+        asyncio.run(on_loop())
 
-        _, *asked = inspect.signature(scenario).parameters.values()
-        asked.append(inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY))
-        test.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
-        test.__doc__, test.__name__ = scenario.__doc__, scenario.__name__
-        return pytest.mark.parametrize("settings", settings or (BatchingSettings(),), ids=kind)(test)
-
-    return decorated
+    rows = settings or (BatchingSettings(),)
+    return lambda scenario: loop_test(scenario, run, "settings", rows, ids=kind)

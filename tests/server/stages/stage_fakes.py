@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import LoadedModel, Tensors
@@ -20,14 +19,14 @@ from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
 from batchtune.server.server_flags import ServerFlags
 from batchtune.server.sessions.batched import Queued
-from batchtune.server.sessions.pool import BatchingSettings, SchedulerKind
+from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import BatchingStage, ModelStages
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
+from tests.server.models.model_fakes import Outputs, X, Y, loop_test
 
-Outputs = dict[str, NDArray[Any]]
-
+ALONE = {"max_batch_size": 4, "batch_timeout_micros": 500, "num_batch_threads": 2}
 STAGES = """
     pre: stages.py:preprocess
     post: stages.py:postprocess
@@ -58,7 +57,6 @@ CODE = """
         THREADS.add(threading.current_thread().name)
         return {"label": [f"{int(row[0])} letters" for row in tensors["y"] / 2], "y": tensors["y"]}
 """
-X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
 
 
 def write_stages(folder: Path, stages: str = STAGES, code: str = CODE) -> Path:
@@ -108,12 +106,12 @@ class StagedServer:
             settings, observer=self.metrics, deliver=self.deliver, on_loop=loop.call_soon_threadsafe
         )
         self.device = Doubling()
+        names = ("serving_default", "plain")
         signature = Signature(
-            name="serving_default", method_name="tensorflow/serving/predict", inputs=inputs, outputs=(Y,)
+            name=names[0], method_name="tensorflow/serving/predict", inputs=inputs, outputs=(Y,)
         )
         model = LoadedModel(
-            signatures={"serving_default": signature, "plain": signature},
-            runs={"serving_default": self.device, "plain": self.device},
+            signatures=dict.fromkeys(names, signature), runs=dict.fromkeys(names, self.device)
         )
         self.stages = ModelStages(
             declared_in(folder),
@@ -168,9 +166,12 @@ class StagedServer:
         await asyncio.to_thread(end)
 
 
+Ask = Callable[[StagedServer], Awaitable[None]]
+
+
 def serve(
     folder: Path,
-    scenario: Callable[[StagedServer], Awaitable[None]],
+    ask: Ask,
     *,
     stage: BatchingStage = "device",
     inputs: tuple[TensorSpec, ...] = (X,),
@@ -178,22 +179,37 @@ def serve(
     length_buckets: tuple[int, ...] = (),
     **parameters: Any,
 ) -> None:
-    scheduler: SchedulerKind = "streaming" if stage == "early" else "shared"
+    """Serve the version in a folder while a scenario asks; by default small batches that wait for few."""
     settings = BatchingSettings(
         enabled=enabled,
-        parameters=BatchingParameters(**parameters),
-        scheduler=scheduler,
+        parameters=BatchingParameters(**(parameters or ALONE)) if enabled else BatchingParameters(),
+        scheduler="streaming" if stage == "early" else "shared",
         length_buckets=length_buckets,
     )
 
-    async def run() -> None:
+    async def on_loop() -> None:
         server = StagedServer(folder, stage=stage, settings=settings, inputs=inputs)
         try:
-            await asyncio.wait_for(scenario(server), 20)
+            await asyncio.wait_for(ask(server), 20)
         finally:
             server.device.gate.set()
             await asyncio.to_thread(server.servable.drain)
             await asyncio.to_thread(server.servable.close)
             await asyncio.to_thread(server.control.close)
 
-    asyncio.run(run())
+    asyncio.run(on_loop())
+
+
+def staged(
+    *stages: BatchingStage, files: tuple[str, str] = (STAGES, CODE), **options: Any
+) -> Callable[[Callable[..., Awaitable[None]]], Any]:
+    """Makes a coroutine the test of a server of a version with these files, stages.yaml and stages.py."""
+
+    def run(ask: Ask, tmp_path: Path, stage: BatchingStage) -> None:
+        serve(write_stages(tmp_path, *files), ask, stage=stage, **options)
+
+    return lambda scenario: loop_test(scenario, run, "stage", stages or ("device",))
+
+
+async def unloaded(_server: StagedServer) -> None:
+    raise AssertionError("it was loaded")

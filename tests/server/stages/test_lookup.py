@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from batchtune.server.stages.stages import BatchingStage
 from batchtune.target.process import free_port
 from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
-from tests.server.stages.stage_fakes import StagedServer, X, serve, write_stages
+from tests.server.models.model_fakes import X
+from tests.server.stages.stage_fakes import StagedServer, staged
 from tests.waiting import wait_until
 
 ALONE = {"max_batch_size": 8, "batch_timeout_micros": 0, "num_batch_threads": 1}
@@ -52,51 +55,47 @@ def ask(server: StagedServer, *users: bytes) -> asyncio.Future[dict[str, Any]]:
     return server.request({"user": np.array(users, object), "x": x})
 
 
-@pytest.mark.parametrize("stage", ["device", "unit"])
-def test_keys_of_several_requests_are_asked_for_together(tmp_path: Path, stage: BatchingStage) -> None:
-    async def scenario(server: StagedServer) -> None:
-        answers = await asyncio.gather(ask(server, b"10"), ask(server, b"20", b"30"))
-        assert [answer["y"].tolist() for answer in answers] == [[[22.0]], [[42.0], [62.0]]]
-        if stage == "device":  # by a scheduler of its own, whatever the device's does
-            assert server.code["ASKED"] == [[b"10", b"20", b"30"]]
-            assert 'stage_calls_total{model_name="m",stage="lookup"} 1' in server.metrics.render()
-
-    serve(write_stages(tmp_path, STAGES, CODE), scenario, stage=stage, inputs=(X, Z), **ALONE)
+of_users = partial(staged, files=(STAGES, CODE), inputs=(X, Z), **ALONE)
 
 
-def test_a_request_that_waits_for_its_lookup_says_so(tmp_path: Path) -> None:
-    async def scenario(server: StagedServer) -> None:
-        answered = ask(server, b"10")
-        queued = server.queued
-        assert queued is not None
-        assert not queued.taken
-        await asyncio.gather(answered, ask(server, b"20", b"30"))
-        assert queued.taken
-
-    serve(write_stages(tmp_path, STAGES, CODE), scenario, inputs=(X, Z), **ALONE)
-
-
-def test_an_error_of_the_lookup_ends_the_requests_that_asked(tmp_path: Path) -> None:
-    async def scenario(server: StagedServer) -> None:
-        failed = ask(server, b"1", b"2", b"down")
-        with pytest.raises(StatusError) as raised:
-            await failed
-        expected = "lookup.code: stages.py, line 8, in features: ConnectionError: the store is down"
-        assert (raised.value.code, raised.value.message) == ("INTERNAL", expected)
-        assert (await ask(server, b"1", b"2", b"3"))["y"].shape == (3, 1)
-
-    serve(write_stages(tmp_path, STAGES, CODE), scenario, inputs=(X, Z), **ALONE)
+@of_users("device", "unit")
+async def test_keys_of_several_requests_are_asked_for_together(
+    server: StagedServer, stage: BatchingStage
+) -> None:
+    answers = await asyncio.gather(ask(server, b"10"), ask(server, b"20", b"30"))
+    assert [answer["y"].tolist() for answer in answers] == [[[22.0]], [[42.0], [62.0]]]
+    if stage == "device":  # by a scheduler of its own, whatever the device's does
+        assert server.code["ASKED"] == [[b"10", b"20", b"30"]]
+        assert 'stage_calls_total{model_name="m",stage="lookup"} 1' in server.metrics.render()
 
 
-def test_a_stand_in_answers_the_sum_of_a_key_after_its_latency(tmp_path: Path) -> None:
-    stages = STAGES.replace("code: stages.py:features", "emulated: {base_ms: 1.0}").replace("60000000", "0")
+@of_users()
+async def test_a_request_that_waits_for_its_lookup_says_so(server: StagedServer) -> None:
+    answered = ask(server, b"10")
+    queued = server.queued
+    assert queued is not None
+    assert not queued.taken
+    await asyncio.gather(answered, ask(server, b"20", b"30"))
+    assert queued.taken
 
-    async def scenario(server: StagedServer) -> None:
-        began_ns = time.monotonic_ns()
-        assert (await ask(server, b"abc"))["y"].tolist() == [[8.0]]  # 2 * (1 + three letters)
-        assert time.monotonic_ns() - began_ns >= 1_000_000
 
-    serve(write_stages(tmp_path, stages, ""), scenario, inputs=(X, Z), **ALONE)
+@of_users()
+async def test_an_error_of_the_lookup_ends_the_requests_that_asked(server: StagedServer) -> None:
+    with pytest.raises(StatusError) as raised:
+        await ask(server, b"1", b"2", b"down")
+    expected = "lookup.code: stages.py, line 8, in features: ConnectionError: the store is down"
+    assert (raised.value.code, raised.value.message) == ("INTERNAL", expected)
+    assert (await ask(server, b"1", b"2", b"3"))["y"].shape == (3, 1)
+
+
+STAND_IN = STAGES.replace("code: stages.py:features", "emulated: {base_ms: 1.0}").replace("60000000", "0")
+
+
+@of_users(files=(STAND_IN, ""))
+async def test_a_stand_in_answers_the_sum_of_a_key_after_its_latency(server: StagedServer) -> None:
+    began_ns = time.monotonic_ns()
+    assert (await ask(server, b"abc"))["y"].tolist() == [[8.0]]  # 2 * (1 + three letters)
+    assert time.monotonic_ns() - began_ns >= 1_000_000
 
 
 class _Store(socketserver.ThreadingTCPServer):
@@ -145,18 +144,18 @@ def store() -> Iterator[_Store]:
 
 
 @pytest.fixture
-def lookups() -> Iterator[list[RedisLookup]]:
+def lookup_at() -> Iterator[Callable[..., RedisLookup]]:
+    pytest.importorskip("redis")
     opened: list[RedisLookup] = []
-    yield opened
+
+    def open_lookup(port: int, value: TensorSpec = Z) -> RedisLookup:
+        url = f"redis://:secret@127.0.0.1:{port}/0?protocol=2"
+        opened.append(RedisLookup(url, "user:", 1000.0, key_name="user", value=value))
+        return opened[-1]
+
+    yield open_lookup
     for lookup in opened:
         lookup.close()
-
-
-def redis_lookup(lookups: list[RedisLookup], port: int, value: TensorSpec = Z) -> RedisLookup:
-    pytest.importorskip("redis")
-    url = f"redis://:secret@127.0.0.1:{port}/0?protocol=2"
-    lookups.append(RedisLookup(url, "user:", 1000.0, key_name="user", value=value))
-    return lookups[-1]
 
 
 def keys(*users: bytes | int) -> dict[str, Any]:
@@ -164,16 +163,14 @@ def keys(*users: bytes | int) -> dict[str, Any]:
 
 
 def test_a_store_is_asked_once_for_a_batch_and_what_it_lacks_is_zero(
-    store: _Store, lookups: list[RedisLookup]
+    store: _Store, lookup_at: Callable[..., RedisLookup]
 ) -> None:
-    lookup = redis_lookup(lookups, store.server_address[1])
+    lookup = lookup_at(store.server_address[1])
     assert lookup(keys(b"7", b"nobody", b"9"))["z"].tolist() == [[7.0], [0.0], [9.0]]
     assert lookup(keys(5))["z"].tolist() == [[5.0]]
     assert store.asked == [[b"user:7", b"user:nobody", b"user:9"], [b"user:5"]]
-
-
-def test_a_value_of_another_size_is_named(store: _Store, lookups: list[RedisLookup]) -> None:
-    lookup = redis_lookup(lookups, store.server_address[1])
+    text = lookup_at(store.server_address[1], TensorSpec(name="z", dtype="object", shape=(None,)))
+    assert text(keys(b"long", b"nobody"))["z"].tolist() == [b"12345678", b""]
     with pytest.raises(
         StatusError, match=r"the value of 'user:long' has 8 bytes; float32 \[1\] has 4"
     ) as raised:
@@ -181,20 +178,11 @@ def test_a_value_of_another_size_is_named(store: _Store, lookups: list[RedisLook
     assert raised.value.code == "INTERNAL"
 
 
-def test_strings_are_given_as_they_are(store: _Store, lookups: list[RedisLookup]) -> None:
-    text = TensorSpec(name="z", dtype="object", shape=(None,))
-    lookup = redis_lookup(lookups, store.server_address[1], text)
-    assert lookup(keys(b"long", b"nobody"))["z"].tolist() == [b"12345678", b""]
-
-
 def test_a_store_that_is_not_there_is_unavailable_and_its_password_is_kept(
-    lookups: list[RedisLookup],
+    lookup_at: Callable[..., RedisLookup],
 ) -> None:
-    lookup = redis_lookup(lookups, free_port())
-    with pytest.raises(StatusError) as raised:
-        lookup(keys(b"7"))
-    assert raised.value.code == "UNAVAILABLE"
-    assert raised.value.message.startswith("lookup: redis://127.0.0.1:")
+    with pytest.raises(StatusError, match=r"^UNAVAILABLE: lookup: redis://127\.0\.0\.1:") as raised:
+        lookup_at(free_port())(keys(b"7"))
     assert "secret" not in raised.value.message
 
 
@@ -205,35 +193,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")
-def test_a_real_redis_answers_a_batch(tmp_path: Path, lookups: list[RedisLookup]) -> None:
-    redis = pytest.importorskip("redis")
-    port = free_port()
-    command = [
-        "redis-server",
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(tmp_path),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    client = redis.Redis(port=port)
+def test_a_real_redis_answers_a_batch(tmp_path: Path, lookup_at: Callable[..., RedisLookup]) -> None:
+    redis, port = pytest.importorskip("redis"), free_port()
+    command = f"redis-server --port {port} --bind 127.0.0.1 --requirepass secret"
+    process = subprocess.Popen([*command.split(), "--save", "", "--dir", tmp_path], stdout=subprocess.DEVNULL)
+    client = redis.Redis(port=port, password="secret")
 
     def answers() -> bool:
-        try:
+        with suppress(redis.ConnectionError):
             return bool(client.ping())
-        except redis.ConnectionError:
-            return False
+        return False
 
     try:
         wait_until(answers)
         client.set("user:7", np.float32(0.5).tobytes())
-        url = f"redis://127.0.0.1:{port}/0"
-        lookups.append(RedisLookup(url, "user:", 1000.0, key_name="user", value=Z))
-        assert lookups[-1](keys(b"7", b"8"))["z"].tolist() == [[0.5], [0.0]]
+        assert lookup_at(port)(keys(b"7", b"8"))["z"].tolist() == [[0.5], [0.0]]
     finally:
         client.close()
         process.terminate()

@@ -15,12 +15,18 @@ from batchtune.server.stages.plan import StagePlan
 from batchtune.server.stages.stages_file import read_stages_file
 from batchtune.wire.signature import Signature
 from batchtune.wire.status import StatusError
-from tests.server.stages.stage_fakes import STAGES, X, Y, declared_in, write_stages
+from tests.server.models.model_fakes import X, Y
+from tests.server.stages.stage_fakes import STAGES, declared_in, write_stages
 
-LOOKUP = """
-inputs: {user: {dtype: string}}
-lookup: {inputs: {user: {dtype: string}}, outputs: {x: {shape: [1]}}, emulated: {base_ms: 1}}
+
+def lookup(source: str) -> str:
+    return f"""
+inputs: {{user: {{dtype: string}}}}
+lookup: {{inputs: {{user: {{dtype: string}}}}, outputs: {{x: {{shape: [1]}}}}, {source}}}
 """
+
+
+LOOKUP = lookup("emulated: {base_ms: 1}")
 
 
 def test_a_folder_without_the_file_has_no_stages(tmp_path: Path) -> None:
@@ -29,18 +35,17 @@ def test_a_folder_without_the_file_has_no_stages(tmp_path: Path) -> None:
 
 def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     declared = declared_in(write_stages(tmp_path, LOOKUP))
-    assert (declared.pre, declared.post, declared.outputs, declared.signature) == (
-        "",
-        "",
-        None,
-        "serving_default",
-    )
+    defaults = ("", "", None, "serving_default")
+    assert (declared.pre, declared.post, declared.outputs, declared.signature) == defaults
     assert declared.request_threads >= 1
     assert declared.lookup is not None
     queue = declared.lookup.queue
     assert (queue.max_batch_size, queue.batch_timeout_micros, queue.max_enqueued_batches) == (64, 1000, 100)
     assert declared.lookup.num_batch_threads == 2
     assert declared.code == {}
+
+
+PRE = "{pre: stages.py:f, inputs: {x: {}}, %s}"
 
 
 @pytest.mark.parametrize(
@@ -51,46 +56,28 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
         ("prae: stages.py:f", "prae: unknown key; did you mean 'pre'?"),
         ("{pre: stages.py:f}", "inputs: missing; expected a table"),
         ("{post: stages.py:f}", "outputs: missing; expected a table"),
-        (
-            "{pre: ../stages.py:f, inputs: {x: {}}}",
-            "pre: '../stages.py:f'; expected FILE.py:FUNCTION of this folder",
-        ),
+        ("{pre: ../s.py:f, inputs: {x: {}}}", "pre: '../s.py:f'; expected FILE.py:FUNCTION of this folder"),
         ("{pre: a/b/, inputs: {x: {}}}", "pre: 'a/b/'; expected FILE.py:FUNCTION"),
         ("{pre: 3, inputs: {x: {}}}", "pre: 3; expected FILE.py:FUNCTION"),
         ("{post: stages.py:f, outputs: {y: {}}, inputs: {x: {}}}", "inputs: read only with pre or lookup"),
         ("{pre: stages.py:f, inputs: {x: {dtype: text}}}", "inputs.x.dtype: 'text'"),
+        (PRE % "request_threads: 0", "request_threads: 0; expected a whole number"),
+        (PRE % "request_threads: 1000000", "request_threads: 1000000; expected 1024 at most"),
+        (PRE % "signature: 3", "signature: 3; expected a name"),
+        ("{pre: 2026-13-13}", "pre: '2026-13-13' cannot be read: month must be in 1..12"),
         (
-            "{pre: stages.py:f, inputs: {x: {}}, request_threads: 0}",
-            "request_threads: 0; expected a whole number",
-        ),
-        (
-            "{pre: stages.py:f, inputs: {x: {}}, request_threads: 1000000}",
-            "request_threads: 1000000; expected 1024 at most",
-        ),
-        (
-            LOOKUP.replace("emulated:", "num_batch_threads: 100000, emulated:"),
+            lookup("num_batch_threads: 100000, emulated: {}"),
             "lookup.num_batch_threads: 100000; expected 1024 at most",
         ),
+        (lookup("max_batch_size: 0, emulated: {}"), "lookup.max_batch_size: 0; expected a whole"),
         (
-            LOOKUP.replace("emulated: {base_ms: 1}", "redis: {url: 'redis://h:port'}"),
-            "lookup.redis.url: Port could not be cast to integer value as 'port'; expected redis://HOST",
+            lookup("redis: {url: 'redis://h:port'}"),
+            "lookup.redis.url: Port could not be cast to integer value as 'p",
         ),
-        ("{pre: 2026-13-13}", "pre: '2026-13-13' cannot be read: month must be in 1..12"),
-        ("{pre: stages.py:f, inputs: {x: {}}, signature: 3}", "signature: 3; expected a name"),
-        (
-            LOOKUP.replace("emulated: {base_ms: 1}", ""),
-            "lookup: one of code, redis, emulated says whom to ask",
-        ),
-        (LOOKUP.replace("base_ms", "base"), "lookup.emulated.base: unknown key; did you mean 'base_ms'?"),
-        (LOOKUP.replace("base_ms: 1", "base_ms: -1"), "lookup.emulated.base_ms: -1; expected a number"),
-        (
-            LOOKUP.replace("emulated: {base_ms: 1}", "redis: {url: 'http://h'}"),
-            "lookup.redis.url: 'http://h'",
-        ),
-        (
-            LOOKUP.replace("emulated:", "max_batch_size: 0, emulated:"),
-            "lookup.max_batch_size: 0; expected a whole",
-        ),
+        (lookup("redis: {url: 'http://h'}"), "lookup.redis.url: 'http://h'; expected redis://HOST"),
+        (lookup(""), "lookup: one of code, redis, emulated says whom to ask"),
+        (lookup("emulated: {base: 1}"), "lookup.emulated.base: unknown key; did you mean 'base_ms'?"),
+        (lookup("emulated: {base_ms: -1}"), "lookup.emulated.base_ms: -1; expected a number"),
         (LOOKUP.replace("{shape: [1]}", "{shape: [-1]}"), "lookup.outputs.x.shape: -1"),
     ],
 )
@@ -127,14 +114,8 @@ def test_a_mistake_is_named_by_its_line(tmp_path: Path, old: str, new: str, faul
             STAGES + "    signature: scores\n",
             "6: signature: 'scores' is none of the model's; expected serving_default",
         ),
-        (
-            LOOKUP.replace("{user: {dtype: string}}\nl", "{name: {dtype: string}}\nl"),
-            "3: lookup.inputs.user: not among",
-        ),
-        (
-            LOOKUP.replace("outputs: {x:", "outputs: {z:"),
-            "2: inputs: the model takes 'x', which nothing gives",
-        ),
+        (LOOKUP.replace("{user:", "{name:", 1), "3: lookup.inputs.user: not among"),
+        (LOOKUP.replace("{x:", "{z:"), "2: inputs: the model takes 'x', which nothing gives"),
     ],
 )
 def test_what_does_not_fit_the_model_is_told_at_load(tmp_path: Path, stages: str, message: str) -> None:

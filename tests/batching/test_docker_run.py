@@ -26,51 +26,42 @@ def script_of(folder: Path, command: str) -> Path:
     return script
 
 
-@pytest.mark.parametrize(
-    "mount",
-    [
-        '-v "$PWD/conf:/conf:ro"',
-        "-v$(pwd)/conf:/conf",
-        "--volume=./conf/b.txt:/conf/b.txt",
-        "--mount type=bind,source=$(pwd)/conf,target=/conf,readonly",
-        "--mount=type=bind,src=conf,dst=/conf",
-    ],
+RUN = f"docker run -v ./conf:/conf tf {FLAGS}"
+LONG = (
+    "sudo docker run -d --rm -it -p 8500:8500 --name tfs {} \\\n  -e MODEL_NAME=m --gpus all \\\n"
+    f"  tensorflow/serving:latest-gpu --model_name=m --port=8500 {FLAGS} &"
 )
-def test_the_mounted_file_and_the_flags_are_read(mount: str, tmp_path: Path) -> None:
-    command = (
-        f"sudo docker run -d --rm -it -p 8500:8500 --name tfs {mount} \\\n  -e MODEL_NAME=m --gpus all \\\n"
-        f"  tensorflow/serving:latest-gpu --model_name=m --port=8500 {FLAGS} &"
-    )
-    file = read_batching_file(script_of(tmp_path, command))
-    assert (file.dialect, file.enabled) == ("docker", True)
-    assert file.knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
-
-
-@pytest.mark.parametrize("before", ["exec ", "sudo -E ", "DOCKER_HOST=unix:///x nohup ", "/usr/bin/"])
-@pytest.mark.parametrize("after", ["", " > log.txt 2>&1 &", "; echo --done", " && curl --retry 3 http://x"])
-def test_what_stands_around_a_command_is_not_the_servers(before: str, after: str, tmp_path: Path) -> None:
-    script = script_of(tmp_path, f"{before}docker run -v ./conf:/conf tf {FLAGS}{after}")
-    assert read_batching_file(script).knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "docker pull tf && {}",
-        "docker rm -f tfs; {}",
-        "docker rm -f tfs || true\n# was: docker pull tf && docker run tf\n{}",
-        "ID=$({})",
-        "ID=$({}) && docker logs -f $(cat id)",
-        "ID=`{}`",
-        "if [ -z $X ]; then {}; fi",
-        "( {} )",
+        # Whatever the mount is called.
+        LONG.format('-v "$PWD/conf:/conf:ro"'),
+        LONG.format("-v$(pwd)/conf:/conf"),
+        LONG.format("--volume=./conf/b.txt:/conf/b.txt"),
+        LONG.format("--mount type=bind,source=$(pwd)/conf,target=/conf,readonly"),
+        LONG.format("--mount=type=bind,src=conf,dst=/conf"),
+        # What stands around the command is not the server's.
+        f"exec {RUN} > log.txt 2>&1 &",
+        f"sudo -E {RUN}; echo --done",
+        f"DOCKER_HOST=unix:///x nohup {RUN} && curl --retry 3 http://x",
+        f"/usr/bin/{RUN}",
+        # In a list or a substitution.
+        f"docker pull tf && {RUN}",
+        f"docker rm -f tfs; {RUN}",
+        f"docker rm -f tfs || true\n# was: docker pull tf && docker run tf\n{RUN}",
+        f"ID=$({RUN.replace('-v', '-u $(id -u) -v')})",
+        f"ID=$({RUN}) && docker logs -f $(cat id)",
+        f"ID=`{RUN}`",
+        f"if [ -z $X ]; then {RUN}; fi",
+        f"( {RUN} )",
     ],
 )
-def test_a_command_in_a_list_or_a_substitution_is_read(command: str, tmp_path: Path) -> None:
-    run = f"docker run -u $(id -u) -v $(pwd)/conf:/conf tf {FLAGS}"
-    run = run.replace("$(id -u)", "1") if "`" in command else run
-    script = script_of(tmp_path, command.format(run))
-    assert read_batching_file(script).knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
+def test_a_docker_run_is_read_with_its_mounted_file_and_its_flags(command: str, tmp_path: Path) -> None:
+    file = read_batching_file(script_of(tmp_path, command))
+    assert (file.dialect, file.enabled) == ("docker", True)
+    assert file.knobs(on_triton=False)[0] == {**SAID, "grpc_max_threads": "1000"}
 
 
 @pytest.mark.parametrize(
@@ -99,16 +90,14 @@ def test_the_number_of_a_redirection_is_no_value_of_a_flag(tmp_path: Path) -> No
 
 
 def test_a_path_in_the_container_is_left_out_and_told(tmp_path: Path) -> None:
-    script = script_of(tmp_path, f"docker run -v ./conf:/conf tf {FLAGS} --ssl_config_file=/etc/tls.txt")
-    assert read_batching_file(script).notes == (
-        "--ssl_config_file=/etc/tls.txt is left out: that path is the container's",
-    )
+    (note,) = read_batching_file(script_of(tmp_path, f"{RUN} --ssl_config_file=/etc/tls.txt")).notes
+    assert note == "--ssl_config_file=/etc/tls.txt is left out: that path is the container's"
 
 
 def test_the_switch_that_would_make_a_server_deaf_to_its_file_is_left_out_and_told(tmp_path: Path) -> None:
     switch = "--enable_per_model_batching_parameters"
     script = script_of(tmp_path, "")
-    for text in (f"docker run -v ./conf:/conf tf {FLAGS}", "tensorflow_model_server", "--max_batch_size=8"):
+    for text in (RUN, "tensorflow_model_server", "--max_batch_size=8"):
         for value, is_told in (("", True), ("=true", True), ("=false", False)):
             script.write_text(f"{text} {switch}{value}\n")
             file = read_batching_file(script)
@@ -156,56 +145,33 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
     }
 
 
+A_SHELL = ":3: a shell in the container"
+A_COMPOSE_FILE = ":3: the server's flags are in a compose file"
+FILE_FLAG = "--batching_parameters_file"
+
+
 @pytest.mark.parametrize(
     ("command", "words", "hint"),
     [
         (
             f"docker run -v ./other:/other tf {FLAGS}",
-            "serve.sh:3: no --mount or --volume holds /conf/b.txt",
+            ":3: no --mount or --volume holds /conf/b.txt",
             "the file",
         ),
-        (
-            'docker run -v "$DIR:/conf" tf ' + FLAGS,
-            "serve.sh:3: $DIR depends on the shell",
-            "write the path",
-        ),
-        (
-            f"docker run -v ~/conf:/conf tf {FLAGS}",
-            "serve.sh:3: ~/conf depends on the shell",
-            "the path",
-        ),
+        (f'docker run -v "$DIR:/conf" tf {FLAGS}', ":3: $DIR depends on the shell", "write the path"),
+        (f"docker run -v ~/conf:/conf tf {FLAGS}", ":3: ~/conf depends on the shell", "the path"),
         (f"docker run -v ./gone:/conf tf {FLAGS}", "gone/b.txt: No such file", ""),
-        ("docker run tf\ndocker run tf", "serve.sh:4: a second docker run", "keep one"),
-        (
-            f"docker run tf sh -c 'tensorflow_model_server {FLAGS}'",
-            "serve.sh:3: a shell in the container",
-            "file",
-        ),
-        (
-            f'docker run --entrypoint sh tf -lc "serve {FLAGS}"',
-            "serve.sh:3: a shell in the container",
-            "file",
-        ),
-        ("docker run tf $FLAGS", "serve.sh:3: $FLAGS: its value is not known here", "the server's own"),
+        ("docker run tf\ndocker run tf", ":4: a second docker run", "keep one"),
+        (f"docker run tf sh -c 'tensorflow_model_server {FLAGS}'", A_SHELL, "file"),
+        (f'docker run --entrypoint sh tf -lc "serve {FLAGS}"', A_SHELL, "file"),
+        ("docker run tf $FLAGS", ":3: $FLAGS: its value is not known here", "the server's own"),
         ("docker run tf -enable_batching", "takes flags as --name=value", "write --enable_batching"),
-        (
-            "docker run tf --enable_batching --grpc_max_threads 30",
-            "serve.sh:3: --grpc_max_threads 30: the server takes flags",
-            "write --grpc_max_threads=30",
-        ),
-        (
-            "docker run tf --enable_batching --batching_parameters_file /conf/b.txt",
-            "takes flags as --name=value",
-            "write --batching_parameters_file=PATH",
-        ),
-        (
-            "docker compose run --rm tfs",
-            "serve.sh:3: the server's flags are in a compose file",
-            "its command as",
-        ),
-        ("cd x && docker-compose up", "serve.sh:3: the server's flags are in a compose file", "mounts"),
-        ("docker run --rm", "serve.sh:3: docker run names no image", ""),
-        ("docker run tf 'a", "serve.sh:3: No closing quotation", ""),
+        ("docker run tf --port 30", ":3: --port 30: the server takes flags", "write --port=30"),
+        (f"docker run tf {FILE_FLAG} /conf/b.txt", "takes flags as --name=value", f"write {FILE_FLAG}=PATH"),
+        ("docker compose run --rm tfs", A_COMPOSE_FILE, "its command as"),
+        ("cd x && docker-compose up", A_COMPOSE_FILE, "mounts"),
+        ("docker run --rm", ":3: docker run names no image", ""),
+        ("docker run tf 'a", ":3: No closing quotation", ""),
         (
             "docker run nvcr.io/x tritonserver",
             "a Triton's parameters are in the model's config.pbtxt",
@@ -218,32 +184,23 @@ def test_what_recommend_writes_reads_back(tmp_path: Path) -> None:
         ),
         (
             "docker run tf --max_batch_sise=8",
-            "serve.sh:3: --max_batch_sise: unknown batching parameter",
+            ":3: --max_batch_sise: unknown batching parameter",
             "max_batch_size",
         ),
-        ("docker run tf --max_batch_size=-1", "serve.sh:3: max_batch_size: input_batch_size", "at least 1"),
+        ("docker run tf --max_batch_size=-1", ":3: max_batch_size: input_batch_size", "at least 1"),
         (
-            "numactl -N 0 tensorflow_model_server --port=1",
-            "serve.sh:3: cannot read how the server is started here",
+            "numactl tensorflow_model_server",
+            ":3: cannot read how the server is started here",
             "a line that begins with",
         ),
-        ("tritonserver --model-repository=/m", "serve.sh:3: a Triton's parameters are in", "give that"),
-        ("tensorflow_model_server\ntensorflow_model_server", "serve.sh:4: a second server", "keep one"),
-        (
-            "tensorflow_model_server --batching_parameters_file=$DIR/b.txt",
-            "serve.sh:3: --batching_parameters_file=$DIR/b.txt: its value",
-            "the file",
-        ),
-        (
-            "tensorflow_model_server --batching_parameters_file=gone.txt",
-            "serve.sh:3: ",
-            "",
-        ),
+        ("tritonserver --model-repository=/m", ":3: a Triton's parameters are in", "give that"),
+        ("tensorflow_model_server\ntensorflow_model_server", ":4: a second server", "keep one"),
+        (f"tensorflow_model_server {FILE_FLAG}=$D/b", f":3: {FILE_FLAG}=$D/b: its value", "the file"),
+        (f"tensorflow_model_server {FILE_FLAG}=gone.txt", ":3: ", ""),
     ],
 )
 def test_a_mistake_names_file_line_and_remedy(command: str, words: str, hint: str, tmp_path: Path) -> None:
-    script = script_of(tmp_path, command)
     with pytest.raises(BatchingParametersError) as caught:
-        read_batching_file(script)
-    assert words in caught.value.message
+        read_batching_file(script_of(tmp_path, command))
+    assert (f"serve.sh{words}" if words.startswith(":") else words) in caught.value.message
     assert hint in (caught.value.hint or "")

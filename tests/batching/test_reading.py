@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -28,9 +29,7 @@ from batchtune.batching.parameters import (
 from batchtune.batching.tfserving_file import RenderedDialect, rendered
 from batchtune.errors import BatchingParametersError
 
-SIZES = st.integers(2, 1024)
 WORKERS = st.none() | st.integers(1, 512)
-MICROS = st.integers(1, 10**8)
 
 
 @st.composite
@@ -63,35 +62,24 @@ def read_back(parameters: BatchingParameters, dialect: RenderedDialect, **flags:
     return parse_batching(rendered(configuration, dialect, model="m"), source="file")
 
 
+@pytest.mark.parametrize("dialect", ["tfserving", "flags", "k8s", "kserve"])
 @given(ANY, SERVER_FLAGS)
-def test_flags_read_back(parameters: BatchingParameters, flags: dict[str, str]) -> None:
-    file = read_back(parameters, "flags", **flags)
-    assert (file.dialect, file.parameters, dict(file.settings)) == ("flags", parameters, flags)
-
-
-@given(ANY)
-def test_tensorflow_servings_text_reads_back(parameters: BatchingParameters) -> None:
-    file = read_back(parameters, "tfserving")
-    assert (file.dialect, file.parameters, file.enabled) == ("tfserving", parameters, True)
-
-
-@given(ANY, SERVER_FLAGS, st.sampled_from(["k8s", "kserve"]))
-def test_manifests_read_back(
-    parameters: BatchingParameters, flags: dict[str, str], dialect: RenderedDialect
+def test_what_tensorflow_serving_takes_reads_back(
+    dialect: RenderedDialect, parameters: BatchingParameters, flags: dict[str, str]
 ) -> None:
+    if dialect == "tfserving":
+        flags = {}
     file = read_back(parameters, dialect, **flags)
-    assert (file.dialect, file.parameters, dict(file.settings)) == ("kubernetes", parameters, flags)
+    read_as = "kubernetes" if dialect.startswith("k") else dialect
+    assert (file.dialect, file.parameters, dict(file.settings)) == (read_as, parameters, flags)
+    assert file.enabled
 
 
-@given(
-    st.builds(
-        BatchingParameters,
-        max_batch_size=SIZES,
-        batch_timeout_micros=MICROS,
-        num_batch_threads=st.integers(1, 512),
+@given(st.integers(2, 1024), st.integers(1, 10**8), st.integers(1, 512))
+def test_cortex_reads_back(size: int, micros: int, threads: int) -> None:
+    parameters = BatchingParameters(
+        max_batch_size=size, batch_timeout_micros=micros, num_batch_threads=threads
     )
-)
-def test_cortex_reads_back(parameters: BatchingParameters) -> None:
     file = read_back(parameters, "cortex")
     assert (file.dialect, file.parameters) == ("cortex", parameters)
 
@@ -130,16 +118,14 @@ def test_a_config_pbtxt_without_a_size_is_not_taken_for_tensorflow_servings_defa
     file = parse_batching("dynamic_batching { }", source="config.pbtxt")
     with pytest.raises(BatchingParametersError, match="max_batch_size is absent"):
         file.knobs(on_triton=False)
-    assert file.knobs(on_triton=True)[0] == {}
 
 
-@pytest.mark.parametrize("dialect", ["tfserving", "flags", "k8s", "kserve"])
+@pytest.mark.parametrize("dialect", ["flags", "k8s", "kserve"])
 def test_no_batching_is_read_as_such(dialect: RenderedDialect) -> None:
     text = rendered(Configuration(batching=None), dialect, model="m")
-    if dialect == "tfserving":  # the file has nothing to say: the flag is left out
-        assert "Leave out --enable_batching" in text
-    else:
-        assert parse_batching(text, source="f").knobs(on_triton=False)[0] == {"enable_batching": False}
+    assert parse_batching(text, source="f").knobs(on_triton=False)[0] == {"enable_batching": False}
+    # TensorFlow Serving's file has nothing to say: the flag is left out.
+    assert "Leave out --enable_batching" in rendered(Configuration(batching=None), "tfserving", model="m")
 
 
 CONFIG_PBTXT = """\
@@ -178,18 +164,6 @@ def test_a_config_pbtxt_is_told_apart_and_its_own_settings_are_kept() -> None:
     assert not set(knobs) & {"preferred_batch_size", "preserve_ordering"}
 
 
-def test_a_model_without_dynamic_batcher_is_not_batched() -> None:
-    knobs, _ = parse_batching("max_batch_size: 8", source="config.pbtxt").knobs(on_triton=True)
-    assert knobs == {"max_batch_size": 8, "enable_batching": False}
-
-
-def test_what_triton_cannot_be_told_of_a_batching_parameters_file_is_named() -> None:
-    text = "max_batch_size { value: 8 }\nmax_enqueued_batches { value: 10 }\nallowed_batch_sizes: [4, 8]\n"
-    knobs, notes = parse_batching(text, source="b.txt").knobs(on_triton=True, rows_per_request=2)
-    assert knobs == {"max_batch_size": 8, "default_queue_policy.max_queue_size": 40}
-    assert notes == ("allowed_batch_sizes has no counterpart in Triton",)
-
-
 CORTEX_YAML = """\
 - name: resnet
   kind: RealtimeAPI
@@ -201,26 +175,6 @@ CORTEX_YAML = """\
     threads_per_process: 192
   compute: {gpu: 1}
 """
-
-
-def test_a_cortex_yaml_is_read() -> None:
-    file = parse_batching(CORTEX_YAML, source="cortex.yaml")
-    assert file.parameters == BatchingParameters(
-        max_batch_size=32, batch_timeout_micros=100_000, num_batch_threads=4
-    )
-    assert file.notes == ("Cortex's processes and threads keep at most 768 requests under way at once",)
-    without = CORTEX_YAML.replace(
-        "    server_side_batching: {max_batch_size: 32, batch_interval: 0.1s}\n", ""
-    )
-    assert parse_batching(without, source="cortex.yaml").knobs(on_triton=False)[0] == {
-        "num_batch_threads": 4,
-        "enable_batching": False,
-    }
-
-
-def test_a_cortex_api_has_one_process_unless_it_says_otherwise() -> None:
-    text = CORTEX_YAML.replace("    processes_per_replica: 4\n", "")
-    assert parse_batching(text, source="cortex.yaml").parameters.num_batch_threads == 1
 
 
 @pytest.mark.parametrize(
@@ -326,14 +280,6 @@ spec: {template: {spec: {containers: [{args: [%s, --batching_parameters_file=/co
 """
 
 
-def test_the_file_that_the_args_name_may_have_any_name() -> None:
-    for text in (
-        CONFIG_MAP + DEPLOYMENT % "--enable_batching=true",
-        DEPLOYMENT % "--enable_batching" + "---\n" + CONFIG_MAP,
-    ):
-        assert parse_batching(text, source="m.yaml").knobs(on_triton=False)[0] == {"max_batch_size": 8}
-
-
 SIDECARS = """\
       initContainers: [{name: fetch, command: [sh, -c, "fetch --enable_batching=no"]}]
       containers:
@@ -347,19 +293,70 @@ SIDECARS = """\
 TEMPLATE = "apiVersion: apps/v1\nkind: Deployment\nspec:\n  template:\n    spec:\n" + SIDECARS
 
 
-def test_the_servers_own_flags_are_taken_over_and_what_is_left_out_is_said() -> None:
-    own = {"tensorflow_intra_op_parallelism": "2", "grpc_max_threads": "64"}
-    file = ", --enable_batching, --batching_parameters_file=/conf/batching.config"
-    for text, knobs in (
-        (CONFIG_MAP + "---\n" + TEMPLATE % file, {"max_batch_size": 8, **own}),
-        (TEMPLATE % "", {**own, "enable_batching": False}),
-    ):
-        read = parse_batching(text, source="m.yaml")
-        assert read.knobs(on_triton=False) == (
-            knobs,
-            ("--ssl_config_file=/etc/tls.txt is left out: that path is the container's",),
-        )
-    assert "grpc_max_threads has no counterpart in Triton" in read.knobs(on_triton=True)[1]
+OFF = {"enable_batching": False}
+OWN = {"tensorflow_intra_op_parallelism": "2", "grpc_max_threads": "64"}
+A_PATH = "--ssl_config_file=/etc/tls.txt is left out: that path is the container's"
+AT_ONCE = "Cortex's processes and threads keep at most {} requests under way at once"
+ITS_FILE = ", --enable_batching, --batching_parameters_file=/conf/batching.config"
+MOUNTED = CONFIG_MAP + "---\n" + TEMPLATE % ITS_FILE
+FLAGS = "--port=8500 --rest_api_port=8501 --model_name=m --model_base_path=/m --max_batch_size=8 --odd=1"
+SCRIPT = "docker run -e P=a#b tf --saved_model_tags=a#b --enable_batching --max_batch_size=8 # now\n"
+SERVER_SIDE = "    server_side_batching: {max_batch_size: 32, batch_interval: 0.1s}\n"
+CORTEX_KNOBS = {"max_batch_size": 32, "batch_timeout_micros": 100_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "knobs", "notes"),
+    [
+        (CORTEX_YAML, {**CORTEX_KNOBS, "num_batch_threads": 4}, (AT_ONCE.format(768),)),
+        (CORTEX_YAML.replace(SERVER_SIDE, ""), {"num_batch_threads": 4, **OFF}, ()),
+        (
+            CORTEX_YAML.replace("    processes_per_replica: 4\n", ""),
+            {**CORTEX_KNOBS, "num_batch_threads": 1},
+            (AT_ONCE.format(192),),
+        ),
+        # The file that the args name may have any name; a switch that is off counts more than a file.
+        (CONFIG_MAP + DEPLOYMENT % "--enable_batching=true", {"max_batch_size": 8}, ()),
+        (DEPLOYMENT % "--enable_batching" + "---\n" + CONFIG_MAP, {"max_batch_size": 8}, ()),
+        (CONFIG_MAP + DEPLOYMENT % "--enable_batching=false", OFF, ()),
+        # The server's own flags are taken over.
+        (MOUNTED, {"max_batch_size": 8, **OWN}, (A_PATH,)),
+        (TEMPLATE % "", {**OWN, **OFF}, (A_PATH,)),
+        # A deployment keeps its ports and its model to itself; a hash within a word begins no comment.
+        (FLAGS, {"max_batch_size": 8, "odd": "1"}, ()),
+        (
+            "--saved_model_tags=a#b --max_batch_size=8 # it's eight",
+            {"max_batch_size": 8, "saved_model_tags": "a#b"},
+            (),
+        ),
+        (SCRIPT, {"max_batch_size": 8, "saved_model_tags": "a#b"}, ()),
+    ],
+)
+def test_a_file_is_read_for_tensorflow_serving(
+    text: str, knobs: dict[str, Any], notes: tuple[str, ...]
+) -> None:
+    assert parse_batching(text, source="f").knobs(on_triton=False) == (knobs, notes)
+
+
+BATCHING_FILE = (
+    "max_batch_size { value: 8 }\nmax_enqueued_batches { value: 10 }\nallowed_batch_sizes: [4, 8]\n"
+)
+QUEUED = {"max_batch_size": 8, "default_queue_policy.max_queue_size": 40}
+
+
+@pytest.mark.parametrize(
+    ("text", "knobs", "notes"),
+    [
+        # Without a dynamic batcher nothing is batched.
+        ('name: "m" max_batch_size: 8', {"max_batch_size": 8, **OFF}, []),
+        ("dynamic_batching { }", {}, []),
+        (BATCHING_FILE, QUEUED, ["allowed_batch_sizes has no counterpart in Triton"]),
+        (TEMPLATE % "", OFF, [A_PATH, *(f"{name} has no counterpart in Triton" for name in OWN)]),
+    ],
+)
+def test_a_file_is_read_for_triton(text: str, knobs: dict[str, Any], notes: list[str]) -> None:
+    read, told = parse_batching(text, source="f").knobs(on_triton=True, rows_per_request=2)
+    assert (read, sorted(told)) == (knobs, sorted(notes))
 
 
 def test_what_kubectl_tells_as_json_is_read() -> None:
@@ -383,25 +380,6 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "b.txt"
     path.write_text("max_batch_size { value: 8 }\n", encoding="utf-8-sig")
     assert read_batching_file(path).parameters.max_batch_size == 8
-
-
-def test_a_switch_that_is_off_counts_more_than_a_file() -> None:
-    text = CONFIG_MAP + DEPLOYMENT % "--enable_batching=false"
-    assert parse_batching(text, source="m.yaml").knobs(on_triton=False)[0] == {"enable_batching": False}
-
-
-def test_a_hash_within_a_word_begins_no_comment() -> None:
-    knobs = {"max_batch_size": 8, "saved_model_tags": "a#b"}
-    flags = "--saved_model_tags=a#b --max_batch_size=8 # it's eight"
-    assert parse_batching(flags, source="f").knobs(on_triton=False)[0] == knobs
-    script = "docker run -e P=a#b tf --saved_model_tags=a#b --enable_batching --max_batch_size=8 # now\n"
-    assert parse_batching(script, source="f").knobs(on_triton=False)[0] == knobs
-
-
-def test_flags_of_a_deployment_keep_its_ports_and_its_model_to_themselves() -> None:
-    flags = "--port=8500 --rest_api_port=8501 --model_name=m --model_base_path=/m --max_batch_size=8 --odd=1"
-    read = parse_batching(flags, source="f").knobs(on_triton=False)
-    assert read == ({"max_batch_size": 8, "odd": "1"}, ())
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

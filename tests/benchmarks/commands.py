@@ -39,7 +39,7 @@ def batchtune(*words: object, cwd: Path, within_s: float = 1800.0) -> Ended:
     child = subprocess.Popen(
         [sys.executable, "-m", "batchtune", *map(str, words), "--json"],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

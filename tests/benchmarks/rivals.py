@@ -26,12 +26,13 @@ import numpy as np
 from batchtune.load.clients import client as clients
 from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.process import free_port
+from tests.benchmarks.commands import ROOT
 from tests.load.load_servers import a_job, requests_for, run_here
 from tests.server.server_process import ServerProcess
 
 T = TypeVar("T")
 SERVER_CORE, CLIENT_CORE = 0, 1
-ROOT = Path(__file__).parents[2]
+ON_CLIENT = ["taskset", "-c", str(CLIENT_CORE)]
 PREDICT_PATHS = {"grpc": "/tensorflow.serving.PredictionService/Predict", "rest": "/v1/models/m:predict"}
 NGINX = """
 daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log stderr crit;
@@ -149,7 +150,7 @@ def wrk(port: int, body: str, *, clients: int, seconds: int) -> Run:
         script = Path(directory) / "post.lua"
         script.write_text(f"wrk.method = 'POST'; wrk.body = [==[{body}]==]")
         command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}", "--latency", "-s", str(script)]
-        output, cpu_s = run_tool([*command, f"http://127.0.0.1:{port}{PREDICT_PATHS['rest']}"])
+        output, cpu_s = run_tool([*ON_CLIENT, *command, f"http://127.0.0.1:{port}{PREDICT_PATHS['rest']}"])
     counts = re.search(r"(\d+) requests in ([\d.]+)(us|ms|s),", output)
     if counts is None:
         raise RuntimeError(output)
@@ -182,7 +183,7 @@ def h2load(
         body.write_bytes(b"\0" + len(message).to_bytes(4) + message)
         command = ["h2load", "-D", str(seconds), f"-c{connections}", f"-m{streams}", "-d", str(body)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"--log-file={log}"]
-        output, cpu_s = run_tool([*command, f"http://127.0.0.1:{port}{path}"])
+        output, cpu_s = run_tool([*ON_CLIENT, *command, f"http://127.0.0.1:{port}{path}"])
         recorded = np.loadtxt(log, dtype=np.int64, ndmin=2)  # of each its start (µs), status and time (µs)
     counts = re.search(r"(\d+) failed, (\d+) errored", output)
     if counts is None or not recorded.size:
@@ -194,12 +195,13 @@ def h2load(
     return Run(answered=answered, wall_s=seconds, cpu_s=cpu_s, failed=failed, p50_s=p50, p99_s=p99)
 
 
-def run_tool(command: Sequence[str], core: int = CLIENT_CORE) -> tuple[str, float]:
-    """Output and CPU seconds of a program on a core, with those of all that it started."""
+def run_tool(command: Sequence[str]) -> tuple[str, float]:
+    """Output and CPU seconds of a program, with those of all that it started."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with on_core(core):
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        sys.exit(f"{command[0]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 

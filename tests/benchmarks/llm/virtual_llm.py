@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import math
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ from batchtune.tune.bench import Bench
 from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import out_of_memory
-from tests.server.server_process import free_ports
+from tests.benchmarks.llm.served import emulated_llm
 from tests.tune.tune_fakes import FakeClock, FakeTarget
 
 SCENARIO = "scenarios/emulated-llm.yaml"
@@ -304,22 +302,14 @@ def sweep(
     return answer.configuration, stated, answer.established, ran_out, clock() - FakeClock.now_s
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweeps", type=int, default=20)
     parser.add_argument("--budget", type=float, default=90.0)
     parser.add_argument("--slower", type=float, default=0.0)
     options = parser.parse_args()
-    (VirtualTarget.port,) = free_ports(1)
-    command = [sys.executable, "-m", "batchtune.server.emulated_llm", f"--port={VirtualTarget.port}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        server.stdout.readline()
-        try:
-            judge(options)
-        finally:
-            server.terminate()
-    return 0
+    with emulated_llm() as VirtualTarget.port:
+        judge(options)
 
 
 def judge(options: argparse.Namespace) -> None:
@@ -353,4 +343,4 @@ def judge(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

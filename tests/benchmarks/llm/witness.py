@@ -20,9 +20,8 @@ import numpy as np
 import uvloop
 
 from batchtune.load.samples import Samples
-from batchtune.scenario.prompts import build_prompts
-from batchtune.scenario.spec.workload import RequestSpec
-from tests.load.load_servers import a_job, closed, run_here
+from tests.benchmarks.llm.served import prompts, streamed
+from tests.load.load_servers import closed
 
 OPENAI_CLIENT = """
 import json, sys, time
@@ -83,7 +82,7 @@ class Tee:
         return connected
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--url", required=True)
@@ -93,31 +92,18 @@ def main() -> int:
     options = parser.parse_args()
     host, _, port = options.url.rpartition("/")[2].partition(":")
     tee = Tee(host, int(port))
-    arguments = [
-        f"http://127.0.0.1:{tee.ports['theirs']}",
-        options.model,
-        str(options.count),
-        str(options.tokens),
-    ]
-    theirs = subprocess.Popen(
-        [options.python, "-c", OPENAI_CLIENT, *arguments], stdout=subprocess.PIPE, text=True
-    )
-    openai = {"output": {"constant": options.tokens}, "ignore_eos": False}
-    asked = RequestSpec.model_validate(
-        {"protocol": "openai", "lengths": {"constant": 20}, "openai": openai, "timeout": "60s"}
-    )
-    requests = build_prompts(asked, model_name=options.model)
-    job = a_job("rest", tee.ports["ours"], closed(1, options.count, duration_s=600.0), requests=requests)
-    samples = run_here(job)
+    url = f"http://127.0.0.1:{tee.ports['theirs']}"
+    command = [options.python, "-c", OPENAI_CLIENT, url, options.model, options.count, options.tokens]
+    theirs = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+    requests = prompts(options.tokens, model=options.model, ignore_eos=False)
+    samples = streamed(tee.ports["ours"], closed(1, options.count, duration_s=600.0), requests)
     said, _ = theirs.communicate(timeout=60)
     compare(samples, [json.loads(line) for line in said.splitlines()])
-    return 0
 
 
 def compare(samples: Samples, theirs: list[tuple[list[int], int, int]]) -> None:
     streams = samples.streams
     assert streams is not None
-    assert samples.errors() == {}, samples.error_texts
     first_ms, gaps_ms, at, chunks = [], [], 0, 0
     for number, (instants, prompt, output) in enumerate(theirs):
         first_ms.append((samples.started_ns + samples.first_byte_ns[number] - instants[0]) / 1e6)
@@ -136,4 +122,4 @@ def compare(samples: Samples, theirs: list[tuple[list[int], int, int]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ from pathlib import Path
 
 from batchtune.archive.run import open_run
 from batchtune.tune.trials.trial import Trial
+from tests.benchmarks.commands import batchtune
 from tests.benchmarks.rivals import CLIENT_CORE, SERVER_CORE, on_core
 from tests.target.triton.triton_server import (
     PACKAGES,
@@ -119,18 +117,13 @@ class Swept:
 def sweep(folder: Path, **values: object) -> Swept:
     """`batchtune sweep` of SCENARIO with these values."""
     (folder / "known.yaml").write_text(SCENARIO.format(core=CLIENT_CORE, **values))
-    command = [sys.executable, "-m", "batchtune", "sweep", "known.yaml", "--json"]
-    started_s = time.monotonic()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    seconds = time.monotonic() - started_s
-    if done.returncode not in (0, 5):
-        sys.exit(done.stderr)
-    chosen = json.loads(done.stdout)
+    done = batchtune("sweep", "known.yaml", cwd=folder)
+    chosen = done.or_exit()
     batching = chosen["configuration"]["batching"] or {}  # {}: no batching
     return Swept(
         size=batching.get("max_batch_size") or 1,
         instances=batching.get("num_batch_threads") or 1,
         trials=list(open_run(folder / chosen["run"]).ledger()),
-        seconds=seconds,
-        exit_code=done.returncode,
+        seconds=done.seconds,
+        exit_code=done.code,
     )

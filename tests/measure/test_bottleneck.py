@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import orjson
@@ -64,6 +64,67 @@ def named(measurement: Measurement, **settings: object) -> Kind:
     return find_bottleneck(measurement, replace(SETTINGS, **settings)).kind
 
 
+BUSY = {"device_busy_ratio": 0.97, "mean_batch_rows": 30.0}
+FEW = {"concurrency": 4, "mean_batch_rows": 2.0, "device_busy_ratio": 0.97}
+TWO_THREADS = {
+    "latency_s": 0.1,
+    "mean_batch_rows": 1.7,
+    "queue_wait_mean_s": 0.0002,
+    "device_busy_ratio": 0.6,
+}
+TIMED_OUT = {
+    "latency_s": 0.055,
+    "concurrency": 16,
+    "queue_wait_mean_s": 0.049,
+    "device_busy_ratio": 0.05,
+    "close_reasons": {"timeout": 95, "full": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("figures", "settings", "kind"),
+    [
+        ({"client_cpu_ratio": 0.95, "device_busy_ratio": 0.99}, {}, "client"),
+        ({"failed": Status.QUEUE_FULL}, {}, "queue_limit"),
+        ({"failed": Status.QUEUE_FULL, **BUSY, "server_cpu_s": 9.5}, {}, "device"),
+        ({"failed": Status.THREAD_POOL_EXHAUSTED}, {}, "server_threads"),
+        (TWO_THREADS, {"request_threads": 2}, "server_threads"),
+        (TWO_THREADS, {"request_threads": 200}, "front_end"),
+        ({**BUSY, "gpu_busy_ratio": 0.4}, {}, "batch_threads"),
+        ({**BUSY, "gpu_busy_ratio": 0.97}, {}, "device"),
+        ({**BUSY, "device_busy_ratio": 0.5, "gpu_busy_ratio": 0.9}, {}, "device"),
+        ({**BUSY, "server_cpu_s": 4.0}, {}, "batch_threads"),
+        ({**BUSY, "device_busy_ratio": 1.9, "server_cpu_s": 9.5}, {"batch_threads": 2}, "device"),
+        ({**BUSY, "emulated": True}, {}, "device"),
+        ({**BUSY, "emulated": True, "device_parallel": True}, {}, "batch_threads"),
+        (TIMED_OUT, {"batch_timeout_s": 0.05}, "batch_timeout"),
+        (TIMED_OUT, {"batch_timeout_s": 0.0}, "concurrency"),
+        ({**FEW, "execution_s_by_rows": {1: 0.002, 2: 0.0021}}, {"max_batch_size": 64}, "concurrency"),
+        (
+            {**FEW, "execution_s_by_rows": {1: 0.002, 2: 0.004}, "emulated": True},
+            {"max_batch_size": 64},
+            "device",
+        ),
+        (
+            {
+                "latency_s": 0.01,
+                "mean_batch_rows": 20.0,
+                "event_loop_lag_p99_s": 0.01,
+                "server_cpu_s": 4.0,
+            },
+            {},
+            "front_end",
+        ),
+        ({"latency_s": 0.01, "mean_batch_rows": 20.0, "server_cpu_s": 9.5}, {}, "front_end"),
+        ({"latency_s": 0.01, "mean_batch_rows": 20.0, "queue_wait_mean_s": 0.0001}, {}, "front_end"),
+    ],
+)
+def test_what_limits_a_run_is_named_by_its_figures(
+    figures: dict[str, Any], settings: dict[str, object], kind: Kind
+) -> None:
+    assert named(run(**figures), **settings) == kind
+
+
 def test_a_noisy_host_comes_before_all() -> None:
     samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), concurrency=8, client_cpu_ratio=0.95)
     noisy = measure(
@@ -93,31 +154,10 @@ def test_errors_that_are_the_servers_own_are_no_noise_of_the_host(
     assert (noisy.verdict, named(noisy)) == (verdict, kind)
 
 
-def test_a_client_at_its_cpu_is_named() -> None:
-    assert named(run(client_cpu_ratio=0.95, device_busy_ratio=0.99)) == "client"
-
-
 def test_a_client_throttled_to_half_is_named() -> None:
     lag_s = EVENLY
     samples = make_samples(EVENLY, 0.002 + lag_s, lag_s=lag_s, offered_rps=500.0)
     assert named(measure(samples, warm_up_s=1.0, slo=None, activity=PLAIN, duration_s=5.0)) == "client"
-
-
-def test_a_full_queue_before_free_threads_is_named() -> None:
-    assert named(run(failed=Status.QUEUE_FULL)) == "queue_limit"
-
-
-def test_a_full_queue_before_a_busy_device_is_the_devices() -> None:
-    assert (
-        named(run(failed=Status.QUEUE_FULL, device_busy_ratio=0.99, mean_batch_rows=32.0, server_cpu_s=9.5))
-        == "device"
-    )
-
-
-def test_two_request_threads_are_named() -> None:
-    two = run(latency_s=0.1, mean_batch_rows=1.7, queue_wait_mean_s=0.0002, device_busy_ratio=0.6)
-    assert named(two, request_threads=2) == "server_threads"
-    assert named(two, request_threads=200) != "server_threads"
 
 
 def test_two_request_threads_are_named_without_batching_unless_the_device_is_busy() -> None:
@@ -151,12 +191,6 @@ def test_request_threads_come_from_the_servers_flags(
     assert settings.request_threads == threads
 
 
-def test_a_gpu_that_tells_of_room_blames_the_threads_and_a_busy_one_itself() -> None:
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.4)) == "batch_threads"
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.97)) == "device"
-    assert named(run(device_busy_ratio=0.5, mean_batch_rows=30.0, gpu_busy_ratio=0.9)) == "device"
-
-
 def test_an_open_loop_that_is_met_by_half_empty_batches_has_room() -> None:
     """With a timeout of 0 a batch starts whenever one ends: busy threads, and room in each batch."""
     samples = make_samples(EVENLY, np.full(len(EVENLY), 0.005), offered_rps=500.0)
@@ -187,22 +221,6 @@ def test_a_client_that_is_kept_from_running_is_named_in_a_closed_loop() -> None:
     assert named(throttled) == "client"
 
 
-def test_an_exhausted_thread_pool_is_named() -> None:
-    assert named(run(failed=Status.THREAD_POOL_EXHAUSTED)) == "server_threads"
-
-
-def test_a_batch_timeout_of_50_ms_is_named() -> None:
-    slow = run(
-        latency_s=0.055,
-        concurrency=16,
-        queue_wait_mean_s=0.049,
-        device_busy_ratio=0.05,
-        close_reasons={"timeout": 95, "full": 5},
-    )
-    assert named(slow, batch_timeout_s=0.05) == "batch_timeout"
-    assert named(slow, batch_timeout_s=0.0) == "concurrency"
-
-
 def test_a_smaller_batch_size_is_advised_only_where_batches_wait_for_rows() -> None:
     few = run(concurrency=4, mean_batch_rows=2.0)
     advised = {
@@ -212,13 +230,6 @@ def test_a_smaller_batch_size_is_advised_only_where_batches_wait_for_rows() -> N
     assert "more clients" in advised[0.0]
     assert "max_batch_size" not in advised[0.0]
     assert "lower max_batch_size" in advised[0.01]
-
-
-def test_four_clients_on_batches_of_64_are_named() -> None:
-    few = run(
-        concurrency=4, mean_batch_rows=2.0, device_busy_ratio=0.97, execution_s_by_rows={1: 0.002, 2: 0.0021}
-    )
-    assert named(few, max_batch_size=64) == "concurrency"
 
 
 def test_many_clients_on_a_huge_batch_size_are_the_devices_once_batches_save_nothing_more() -> None:
@@ -244,42 +255,12 @@ def test_many_clients_on_a_huge_batch_size_are_the_devices_once_batches_save_not
     assert named(saving, max_batch_size=1000, batch_threads=16) == "concurrency"
 
 
-def test_few_clients_do_not_matter_where_batching_does_not_pay() -> None:
-    dear = run(
-        concurrency=4,
-        mean_batch_rows=2.0,
-        device_busy_ratio=0.97,
-        execution_s_by_rows={1: 0.002, 2: 0.004},
-        emulated=True,
-    )
-    assert named(dear, max_batch_size=64) == "device"
-
-
-def test_busy_threads_on_a_busy_machine_are_the_device() -> None:
-    assert (
-        named(run(device_busy_ratio=1.9, mean_batch_rows=30.0, server_cpu_s=9.5), batch_threads=2) == "device"
-    )
-
-
-def test_busy_threads_on_an_idle_machine_are_too_few() -> None:
-    idle = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=4.0)
-    assert named(idle) == "batch_threads"
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.4)) == "batch_threads"
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, gpu_busy_ratio=0.97)) == "device"
-
-
 def test_more_threads_are_not_advised_where_other_programs_take_the_cpus_or_each_has_a_thread() -> None:
     alone = run(device_busy_ratio=0.97, mean_batch_rows=30.0, server_cpu_s=2.8)
     assert named(alone, server_cores=1.0) == "device"
     assert named(alone) == "batch_threads"
     disturbed = replace(alone, caveats=(caveat("host_busy", foreign_ratio=0.6),))
     assert find_bottleneck(disturbed, SETTINGS, blame_host=False).kind == "device"
-
-
-def test_an_emulated_device_has_room_only_where_it_says_so() -> None:
-    assert named(run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True)) == "device"
-    beside = run(device_busy_ratio=0.97, mean_batch_rows=30.0, emulated=True, device_parallel=True)
-    assert named(beside) == "batch_threads"
 
 
 def test_busy_time_is_worked_out_where_only_execution_times_are_told() -> None:
@@ -292,18 +273,6 @@ def test_busy_time_is_worked_out_where_only_execution_times_are_told() -> None:
     found = find_bottleneck(told, replace(SETTINGS, server_cores=None))
     assert found.kind == "device"
     assert found.evidence["thread_busy_ratio"] == pytest.approx(0.98)
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [
-        {"event_loop_lag_p99_s": 0.01, "server_cpu_s": 4.0},
-        {"server_cpu_s": 9.5},
-        {"queue_wait_mean_s": 0.0001},
-    ],
-)
-def test_a_slow_front_end_is_named(figures: dict[str, object]) -> None:
-    assert named(run(latency_s=0.01, mean_batch_rows=20.0, **figures)) == "front_end"
 
 
 CROWDED = caveat("host_pressure", pressure_ratio=0.8, pressed="this machine")

@@ -3,8 +3,8 @@
 Two servers of an emulated device: the candidate is the same (aa), has batches that take 5, 10 or 20 % longer (slower5,
 slower10, slower20) or twice as long (twice), 1 % of its batches 10 times as slow (tail), or burns 5 % more CPU a request
 (cpu: of what the server uses at that time). A closed loop of 16 clients; of tail 600 requests/s, so that rare slow
-batches take nothing from the throughput. A line a check, with the tally of its case so far: exit codes, how many were caught and on which gate, median
-seconds to the verdict, and what a test of fixed length (36 blocks, as many again where it confirms) would have taken.
+batches take nothing from the throughput. A line a check, with the tally of its case so far: exit codes, how many were
+caught and on which gate, median seconds to the verdict.
 With --out each check is kept as it ends; those kept there are not run again.
 Run: python tests/benchmarks/check/live_check.py CASE=COUNT … [--blocks N] [--out FILE.jsonl]
      python tests/benchmarks/check/live_check.py aa=40 slower5=20 slower10=20 tail=20 cpu=20 --out live.jsonl
@@ -16,8 +16,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -25,88 +23,48 @@ from pathlib import Path
 from typing import Any
 
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
-from batchtune.tune.compare.blocks import DUET_S
+from tests.benchmarks.commands import batchtune
+from tests.benchmarks.emulated import Emulated
 
-CLIENTS = 16
-PLAIN = {"base_ms": 4.0, "per_row_ms": 0.1}
-SHAPES = "inputs: {x: {dtype: float32, shape: [200]}}\noutputs: {y: {dtype: float32, shape: [2]}}\n"
-SCENARIO = f"""\
+SCENARIO = """\
 name: live
 target: {{model: ./baseline}}
 request: {{protocol: grpc, rows: 1}}
-load: LOAD
-objective: OBJECTIVE
-fixed: {{max_batch_size: {CLIENTS}, batch_timeout_micros: 2000, num_batch_threads: 1}}
+load: {{{load}, warm_up: 200ms, seed: 1}}
+objective: {objective}
+fixed: {{max_batch_size: 16, batch_timeout_micros: 2000, num_batch_threads: 1}}
 """
-CLOSED = f"{{arrivals: closed, concurrency: {CLIENTS}, warm_up: 200ms, duration: 800ms, seed: 1}}"
-OPEN = "{arrivals: poisson, rate: 600/s, warm_up: 200ms, duration: 1500ms, seed: 1}"
-SLOWER = {"slower5": 1.05, "slower10": 1.1, "slower20": 1.2, "twice": 2.0}
-"""Times the baseline's service time, by case."""
-
-LOADS = {"aa": CLOSED, **dict.fromkeys(SLOWER, CLOSED), "tail": OPEN, "cpu": CLOSED}
-
+CLOSED = {"objective": "throughput", "load": "arrivals: closed, concurrency: 16, duration: 800ms"}
+OPEN = {"objective": "latency", "load": "arrivals: poisson, rate: 600/s, duration: 1500ms"}
 Document = dict[str, Any]
 
 
-def device(folder: Path, service_time: dict[str, float]) -> Path:
-    version = folder / "1"
-    version.mkdir(parents=True, exist_ok=True)
-    (version / "emulated.yaml").write_text(f"service_time: {json.dumps(service_time)}\n{SHAPES}")
-    return folder
+def device(slower: float = 1.0, **more: float) -> Emulated:
+    return Emulated(base_ms=4.0 * slower, per_row_ms=0.1 * slower, floats=200, more=more)
 
 
-def planted(case: str) -> dict[str, float]:
-    match case:
-        case "slower5" | "slower10" | "slower20" | "twice":
-            return {name: value * SLOWER[case] for name, value in PLAIN.items()}
-        case "tail":
-            return {**PLAIN, "slow_ratio": 0.01, "slow_factor": 10.0}
-        case "cpu":
-            return {**PLAIN, "cpu_ratio": 0.05}
-        case _:
-            return PLAIN
+PLANTED = {
+    "aa": device(),
+    "slower5": device(1.05),
+    "slower10": device(1.1),
+    "slower20": device(1.2),
+    "twice": device(2.0),
+    "tail": device(slow_ratio=0.01, slow_factor=10.0),
+    "cpu": device(cpu_ratio=0.05),
+}
 
 
 def checked(folder: Path, case: str, *, number: int, blocks: int) -> Document:
-    """The document of one check, with the seconds that its runs took in all."""
-    device(folder / "candidate", planted(case))
-    objective = "latency" if LOADS[case] == OPEN else "throughput"
-    (folder / "scenario.yaml").write_text(
-        SCENARIO.replace("LOAD", LOADS[case]).replace("OBJECTIVE", objective)
-    )
-    command = [
-        sys.executable, "-m", "batchtune", "check", "scenario.yaml", "--candidate-model", "candidate",
-        "--blocks", str(blocks), "--set", f"load.seed={number}", "--json",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
-    if done.returncode == 130:
+    """The document of one check."""
+    PLANTED[case].write(folder / "candidate")
+    (folder / "scenario.yaml").write_text(SCENARIO.format(**(OPEN if case == "tail" else CLOSED)))
+    words = ["--candidate-model", "candidate", "--blocks", blocks, "--set", f"load.seed={number}"]
+    ended = batchtune("check", "scenario.yaml", *words, cwd=folder, within_s=900.0)
+    if ended.code == 130:
         raise KeyboardInterrupt
-    if not done.stdout:
-        return {
-            "verdict": "NO ANSWER",
-            "exit_code": done.returncode,
-            "reason": done.stderr[-500:],
-            "gates": [],
-        }
-    document: Document = json.loads(done.stdout)
-    lines = (folder / document["run"] / "trials.jsonl").read_text().splitlines()
-    looks = [line.partition("] after ")[2] for line in done.stderr.splitlines() if "] after " in line]
-    seconds = sum(json.loads(line)["seconds"] for line in lines)
-    duets_file = folder / document["run"] / "duets.jsonl"
-    duets = len(duets_file.read_text().splitlines()) if duets_file.exists() else 0
-    return {**document, "runs_s": seconds, "runs": len(lines), "duets": duets, "looks": looks}
-
-
-def kept(path: Path | None) -> list[Document]:
-    """The checks of a file; those without a number were numbered in their order."""
-    if path is None or not path.exists():
-        return []
-    documents: list[Document] = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    before: Counter[str] = Counter()
-    for document in documents:
-        before[document["case"]] += 1
-        document.setdefault("number", before[document["case"]])
-    return documents
+    no_answer = {"verdict": "NO ANSWER", "exit_code": ended.code, "reason": ended.errors[-500:], "gates": []}
+    document: Document = ended.document or no_answer
+    return {"case": case, "number": number, **document}
 
 
 def line(document: Document) -> str:
@@ -123,69 +81,43 @@ def line(document: Document) -> str:
 
 
 def tally(documents: Sequence[Document]) -> str:
-    """`20 checks: exit codes 19 x 1, 1 x 5; on throughput 19, p95 18; median 31 s, of fixed length 88 s: 65% saved`."""
+    """`20 checks: exit codes 19 x 1, 1 x 5; on throughput 19, p95 18; median 31 s`."""
     codes = Counter(document["exit_code"] for document in documents)
     flagged = Counter(
         gate["metric"] for document in documents for gate in document["gates"] if gate["state"] == "regressed"
     )
     told = ", ".join(f"{count} x {code}" for code, count in sorted(codes.items()))
     on = f"; on {', '.join(f'{name} {count}' for name, count in flagged.most_common())}" if flagged else ""
-    measured = [document for document in documents if document.get("blocks")]
-    text = f"{len(documents)} checks: exit codes {told}{on}"
-    if not measured:
-        return text
-    seconds = statistics.median(document["seconds"] for document in measured)
-    saved = statistics.median(1.0 - document["seconds"] / fixed_s(document) for document in measured)
-    fixed = statistics.median(map(fixed_s, measured))
-    return f"{text}; median {seconds:.0f} s, of fixed length {fixed:.0f} s: {saved:.0%} saved"
-
-
-def fixed_s(document: Document) -> float:
-    """What the most blocks, and as many again where it confirmed, would have taken with one launch for each of the
-    two, and with a duet for each block of a phase that had any."""
-    phases = 2 if document["fresh_blocks"] else 1
-    measured = document["blocks"] + document["fresh_blocks"]
-    duets = document.get("duets", measured)
-    launch_s = (document["seconds"] - document["runs_s"] - duets * DUET_S) / max(
-        len(document.get("looks", ())), 1
-    )
-    with_duets = phases if duets > document["blocks"] else min(duets, 1)
-    blocks_s = document["blocks_max"] * (phases * document["runs_s"] / measured + with_duets * DUET_S)
-    return float(phases * launch_s + blocks_s)
+    seconds = [document["seconds"] for document in documents if document.get("blocks")]
+    took = f"; median {statistics.median(seconds):.0f} s" if seconds else ""
+    return f"{len(documents)} checks: exit codes {told}{on}{took}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="+", metavar="CASE=COUNT")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="+", metavar="CASE=COUNT", help=f"CASE: {', '.join(PLANTED)}")
     parser.add_argument("--blocks", type=int, default=CHECK_BLOCKS_MAX)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(os.devnull))
     given = parser.parse_args()
-    os.environ["NO_COLOR"] = "1"
-    asked = {case: int(count or 1) for case, _, count in (word.partition("=") for word in given.cases)}
-    unknown = sorted(asked.keys() - LOADS.keys())
-    if unknown:
-        parser.error(f"no case is called {', '.join(unknown)}; there are: {', '.join(LOADS)}")
-    documents = kept(given.out)
+    lines = given.out.read_text().splitlines() if given.out.exists() else []
+    documents: list[Document] = [json.loads(text) for text in lines]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        device(folder / "baseline", PLAIN)
-        for case, count in asked.items():
-            for number in range(1, count + 1):
-                of_case = [document for document in documents if document["case"] == case]
-                if number in {document["number"] for document in of_case}:
-                    continue
-                answer = checked(folder, case, number=number, blocks=given.blocks)
-                document = {"case": case, "number": number, **answer}
+        PLANTED["aa"].write(Path(name) / "baseline")
+        for word in given.cases:
+            case, _, count = word.partition("=")
+            kept = {document["number"] for document in documents if document["case"] == case}
+            for number in sorted(set(range(1, int(count or 1) + 1)) - kept):
+                document = checked(Path(name), case, number=number, blocks=given.blocks)
                 documents.append(document)
-                if given.out is not None:
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(document) + "\n")
+                with given.out.open("a") as file:
+                    file.write(json.dumps(document) + "\n")
                 print(line(document), flush=True)
-                print(f"{case:>8} so far: {tally([*of_case, document])}", flush=True)
-    print()
-    for case in asked:
-        of_case = [document for document in documents if document["case"] == case]
-        print(f"{case:>8}: {tally(of_case)}")
+                print(
+                    f"{case:>8} so far: {tally([one for one in documents if one['case'] == case])}",
+                    flush=True,
+                )
+    for case in dict.fromkeys(document["case"] for document in documents):
+        print(f"{case:>8}: {tally([one for one in documents if one['case'] == case])}")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ class Case:
     max_batch_size: int | None = 16
     batch_timeout_micros: int = 0
     max_enqueued_batches: int = 1_000_000
+    floats: int = 8
+    cpu_ms: float = 0.0
     protocol: str = "grpc"
     flags: dict[str, Any] = field(default_factory=dict)
     limit_s: float = 1.0
@@ -78,7 +80,13 @@ class Case:
 
     @property
     def device(self) -> Emulated:
-        return Emulated(base_ms=self.base_ms, per_row_ms=self.per_row_ms, parallel=self.parallel, floats=8)
+        return Emulated(
+            base_ms=self.base_ms,
+            per_row_ms=self.per_row_ms,
+            parallel=self.parallel,
+            floats=self.floats,
+            more={"cpu_ms": self.cpu_ms},
+        )
 
     def scenario(self, model: Path) -> Scenario:
         return Scenario.model_validate(

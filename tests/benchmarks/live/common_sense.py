@@ -21,25 +21,26 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
+from subprocess import check_output
 from typing import Any, Literal
 
+from batchtune.system import schedulable_cpus
+from tests.benchmarks.bars import Bar
+from tests.benchmarks.commands import ROOT, Ended, batchtune
+from tests.benchmarks.live.burners import burning
 from tests.benchmarks.live.common_sense_judge import (
     OURS,
     OVERSTATED,
-    ROOT,
-    Ended,
     SideBySide,
     answer_of,
-    batchtune,
     best_merits,
     judged,
     merit,
@@ -54,18 +55,6 @@ BUDGETS_S = (20, 45, 90)
 START_UP_S = 60.0
 """For the look at the model, the server's start and the end of a sweep, beyond its budget."""
 
-BURN = """
-import os, random, sys, time
-cpu, parent = int(sys.argv[1]), int(sys.argv[2])
-os.sched_setaffinity(0, {cpu})
-random.seed(cpu)
-while os.getppid() == parent:
-    half_s = random.uniform(0.010, 0.025)
-    until_s = time.perf_counter() + half_s
-    while time.perf_counter() < until_s:
-        pass
-    time.sleep(half_s)
-"""
 Row = dict[str, Any]
 
 
@@ -100,36 +89,20 @@ def drawn(asked: argparse.Namespace) -> list[Question]:
     return in_turn[: asked.draw]
 
 
-@contextmanager
-def host_of(question: Question) -> Iterator[None]:
-    """The host while a question is asked and judged."""
-    cpus = sorted(os.sched_getaffinity(0)) if question.host == "neighbour" else []
-    words = [sys.executable, "-c", BURN]
-    burners = [subprocess.Popen([*words, str(cpu), str(os.getpid())]) for cpu in cpus]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.terminate()
-            burner.wait()
-
-
 def asked_and_judged(question: Question, folder: Path, before: Sequence[Row], *, judge_s: float) -> Row:
     """The row of one question."""
     target = TARGETS[question.target]
     row: Row = {
         **asdict(question),
-        "commit": _commit(),
+        "commit": check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip(),
         "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "load_average": os.getloadavg()[0],
     }
     words = [target.model_path(folder), *target.words(question.objective)]
-    with host_of(question):
-        swept = batchtune(
-            "sweep", *words, "--budget", f"{question.budget_s}s", "--json", "--results", str(folder / "results"),
-            cwd=folder,
-            within_s=2.0 * question.budget_s + START_UP_S,
-        )  # fmt: skip
+    words += ["--budget", f"{question.budget_s}s", "--results", str(folder / "results")]
+    cpus = schedulable_cpus() if question.host == "neighbour" else []
+    with burning(sorted(cpus), pauses=True):
+        swept = batchtune("sweep", *words, cwd=folder, within_s=2.0 * question.budget_s + START_UP_S)
         started_s = time.monotonic()
         row |= _told(question, swept, folder, before, judge_s=judge_s)
     return {**row, "judge_s": round(time.monotonic() - started_s, 1)}
@@ -138,7 +111,7 @@ def asked_and_judged(question: Question, folder: Path, before: Sequence[Row], *,
 def _told(question: Question, swept: Ended, folder: Path, before: Sequence[Row], *, judge_s: float) -> Row:
     """What a sweep said, and what fresh loads say of it."""
     target = TARGETS[question.target]
-    document: Mapping[str, Any] = swept.document if isinstance(swept.document, dict) else {}
+    document: Mapping[str, Any] = swept.document
     answer = answer_of(document, question.objective)
     trials = trials_of(folder / document["run"]) if "run" in document else []
     merits = {trial["number"]: merit(trial, target, question.objective) for trial in trials}
@@ -194,17 +167,6 @@ def _best_earlier(question: Question, before: Sequence[Row]) -> Mapping[str, Any
     return best
 
 
-def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=7"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip()
-
-
 def wrong(row: Row) -> list[str]:
     """What common sense has against an answer; [] for nothing."""
     faults = [f"below {name}" for name in row.get("below", ())]
@@ -217,39 +179,16 @@ def wrong(row: Row) -> list[str]:
     return faults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """At least (or, `most`, at most) such a share of the rows that `of` takes must be `good`."""
-
-    says: str
-    of: Callable[[Row], bool]
-    good: Callable[[Row], bool]
-    ratio: float
-    most: bool = False
-
-    def line(self, rows: Sequence[Row]) -> str:
-        counted = [row for row in rows if self.of(row)]
-        good = sum(self.good(row) for row in counted)
-        bound = f"{'≤' if self.most else '≥'} {self.ratio:.0%}"
-        if not counted:
-            return f"  -    {self.says}: no sweep ({bound})"
-        reached = good / len(counted)
-        passed = reached <= self.ratio if self.most else reached >= self.ratio
-        return (
-            f"  {'PASS' if passed else 'FAIL'} {self.says}: {good} of {len(counted)}, {reached:.0%} ({bound})"
-        )
-
-
-def _share_bar(says: str, host: Host, budgets: tuple[int, ...], floor: float, ratio: float) -> Bar:
+def _share_bar(says: str, host: Host, budgets: tuple[int, ...], floor: float, ratio: float) -> Bar[Row]:
     return Bar(
-        says=f"{says}: share of the best ≥ {floor:.0%}",
+        says=f"{says}: share of the best at least {floor:.0%}",
         of=lambda row: row["host"] == host and row["budget_s"] in budgets and row["share"] is not None,
         good=lambda row: row["share"] >= floor,
         ratio=ratio,
     )
 
 
-def _established_bar(budget_s: int, ratio: float) -> Bar:
+def _established_bar(budget_s: int, ratio: float) -> Bar[Row]:
     return Bar(
         says=f"quiet, {budget_s} s: established",
         of=lambda row: row["host"] == "quiet" and row["budget_s"] == budget_s,
@@ -262,26 +201,23 @@ def _stated_capacity(row: Row) -> bool:
     return row["objective"] == "capacity" and "overstated_ratio" in row and row["share"] is not None
 
 
-BARS = (
+def _answers_nothing(row: Row) -> bool:
+    return row["nonsense"] or row["exit_code"] not in (0, 3, 5)
+
+
+def _surely_below(row: Row) -> bool:
+    return any(name != "earlier" for name in row.get("below", ()))
+
+
+none = partial(Bar, ratio=0.0, most=True)
+BARS: tuple[Bar[Row], ...] = (
     _share_bar("quiet, 45 and 90 s", "quiet", (45, 90), 0.90, 0.97),
     _share_bar("quiet, 20 s", "quiet", (20,), 0.80, 0.95),
     _share_bar("neighbour, 45 and 90 s (as harsh)", "neighbour", (45, 90), 0.80, 0.95),
+    none(says="surely below defaults, no batching or own runs by 10 %", good=_surely_below),
+    none(says="no answer where the limit was held", good=_answers_nothing),
     Bar(
-        says="surely below defaults, no batching or own runs by 10 %",
-        of=lambda row: True,
-        good=lambda row: any(name != "earlier" for name in row.get("below", ())),
-        ratio=0.0,
-        most=True,
-    ),
-    Bar(
-        says="no answer where the limit was held",
-        of=lambda row: True,
-        good=lambda row: row["nonsense"] or row["exit_code"] not in (0, 3, 5),
-        ratio=0.0,
-        most=True,
-    ),
-    Bar(
-        says="capacity stated ≥ 10 % above the truth",
+        says="capacity stated at least 10 % above the truth",
         of=_stated_capacity,
         good=lambda row: row["overstated_ratio"] >= OVERSTATED,
         ratio=0.02,
@@ -295,13 +231,7 @@ BARS = (
     ),
     _established_bar(90, 0.70),
     _established_bar(45, 0.50),
-    Bar(
-        says="established wrongly",
-        of=lambda row: row["established"],
-        good=lambda row: bool(wrong(row)),
-        ratio=0.0,
-        most=True,
-    ),
+    none(says="established wrongly", of=lambda row: row["established"], good=lambda row: bool(wrong(row))),
 )
 
 

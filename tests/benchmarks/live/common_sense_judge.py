@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -17,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from tests.benchmarks.commands import batchtune
 from tests.benchmarks.live.common_sense_targets import Objective, Target
 
-ROOT = Path(__file__).parents[3]
 OURS = "recommended"
 PARAMETERS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
 BELOW = 0.90
@@ -39,61 +35,8 @@ RUN_S = (1.0, 1.5, 2.5)
 """At a stated load; of a capacity, where a stall of 50 ms must be no twentieth of it; at most, of slow devices."""
 
 ERRORS_MAX = 0.01
-END_S = 20.0
-"""For an interrupted command to stop its server."""
-
 Loads = list[tuple[str, float | None]]
 """Names of configurations, each with a rate; None: the closed loop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A command of batchtune that ended; `document` is what it printed as JSON, {} for nothing."""
-
-    code: int
-    document: Mapping[str, Any] | list[Any]
-    errors: str
-    seconds: float
-
-
-def batchtune(*arguments: str, cwd: Path, within_s: float) -> Ended:
-    """Run a command of this checkout; after `within_s` it is interrupted, then killed with all it started."""
-    started_s = time.monotonic()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "batchtune", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, errors = child.communicate(timeout=within_s)
-    except subprocess.TimeoutExpired:
-        printed, errors = _interrupted(child)
-    except BaseException:
-        _interrupted(child)
-        raise
-    seconds = time.monotonic() - started_s
-    return Ended(code=child.returncode, document=_document(printed), errors=errors, seconds=seconds)
-
-
-def _interrupted(child: subprocess.Popen[str]) -> tuple[str, str]:
-    for how in (signal.SIGINT, signal.SIGKILL):
-        os.killpg(child.pid, how)
-        try:
-            return child.communicate(timeout=END_S)
-        except subprocess.TimeoutExpired:
-            continue
-    raise RuntimeError(f"process {child.pid} does not end")
-
-
-def _document(printed: str) -> Any:
-    try:
-        return json.loads(printed)
-    except json.JSONDecodeError:
-        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +111,7 @@ class Run:
 
 def trials_of(run: Path) -> list[dict[str, Any]]:
     """The trials of a run as `batchtune trials` tells them."""
-    ended = batchtune("trials", str(run), "--json", cwd=run, within_s=60.0)
+    ended = batchtune("trials", run, cwd=run, within_s=60.0)
     return ended.document if isinstance(ended.document, list) else []
 
 
@@ -270,12 +213,9 @@ class SideBySide:
         blocks_before = max((run.block for run in self.runs), default=0)
         scenario = self.folder / f"duel-{self.calls}.yaml"
         scenario.write_text(yaml.safe_dump(self._document(loads), sort_keys=False), encoding="utf-8")
-        ended = batchtune(
-            "compare", str(scenario), "--blocks", str(blocks), "--json", "--results", str(self.folder / "duels"),
-            cwd=self.folder,
-            within_s=60.0 + 10.0 * blocks * len(loads),
-        )  # fmt: skip
-        if not isinstance(ended.document, dict) or "run" not in ended.document:
+        words = ["compare", scenario, "--blocks", blocks, "--results", self.folder / "duels"]
+        ended = batchtune(*words, cwd=self.folder, within_s=60.0 + 10.0 * blocks * len(loads))
+        if "run" not in ended.document:
             print(f"  compare ended with {ended.code}: {ended.errors.strip()[-400:]}", file=sys.stderr)
             return
         for row in trials_of(self.folder / ended.document["run"]):

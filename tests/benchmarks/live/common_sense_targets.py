@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from tests.benchmarks.zoo.zoo_models import Emulated, model_directory
+from tests.benchmarks.emulated import Emulated
+from tests.benchmarks.zoo.zoo_models import model_directory
 
 Objective = Literal["capacity", "closed", "latency"]
 OBJECTIVES: tuple[Objective, ...] = ("capacity", "closed", "latency")

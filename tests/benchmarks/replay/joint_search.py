@@ -1,11 +1,10 @@
 """Searches what suits several models that share threads, on simulated servers, and says how good the answer truly is.
 
-    python tests/benchmarks/replay/joint_search.py --loads 80 --seeds 8 [--noise 0.06] [--best]
+    python tests/benchmarks/replay/joint_search.py --loads 80 --seeds 8 [--noise 0.06]
 
 For each case and seed a search of so many loads of 5 s, in virtual time: what its configuration truly holds, by three
-long loads at each factor, as a share of the best that is known of the space. With noise that share of the loads meets a
-stall, and all of them differ by 3 %. `--best` looks for the best: of every point of a small space, by descents in a
-large one. The server is the simulator of tests/tune/search/pool_simulator.py.
+long loads at each factor, as a share of the best that is known of the space (every point of a small one was tried, a large
+one by descents). With noise that share of the loads meets a stall, and all of them differ by 3 %. The server is the simulator of tests/tune/search/pool_simulator.py.
 
 Mean share of the best with the time of 40 loads, four seeds, quiet, and how many of the established were below 90 % of
 it; beside it the search of several models that was here before:
@@ -35,7 +34,6 @@ from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.evidence.bracket import runs_of
-from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial, TrialRequest
 from tests.tune.search.pool_simulator import APPLY_S, Device, SimulatedBench, simulated_load
@@ -45,88 +43,101 @@ TRUE_RUNS, TRUE_S = 3, 20.0
 DIFFERS = 0.03
 """Standard deviation of the load that the server feels, between loads of one factor, in logs; with noise."""
 
-SMALL = 600
-"""Points of a space of which each is tried."""
+
+SPACE = "{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: %s, num_batch_threads: %s}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A batch takes `fixed_s` + `per_row_s` · rows; `rate_rps` within `p95` is what is scaled."""
+
+    fixed_s: float
+    per_row_s: float
+    rate_rps: int
+    p95: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Models on one device; `what` says why they compete, or do not, `best` what the best point known holds."""
+    """Models on one device, by name; `best`: the factor that the best point known holds."""
 
     name: str
-    what: str
     best: float
-    device: Device
-    models: str
-    space: str = "{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: [0, 4000], num_batch_threads: [1, 2, 4]}"
+    models: dict[str, Model]
+    serial: bool = True
+    space: str = SPACE % ([0, 4000], [1, 2, 4])
+
+    @property
+    def device(self) -> Device:
+        return Device(
+            fixed_s={name: model.fixed_s for name, model in self.models.items()},
+            per_row_s={name: model.per_row_s for name, model in self.models.items()},
+            serial=self.serial,
+        )
 
 
 CASES = (
+    # Long batches of the reader keep the ranker waiting.
     Case(
         name="short beside long",
         best=2.91,
-        what="long batches of the reader keep the ranker waiting",
-        device=Device(
-            fixed_s={"ranker": 0.002, "reader": 0.004}, per_row_s={"ranker": 0.0002, "reader": 0.004}
-        ),
-        models="{name: ranker, model: a, rate: 200/s, slo: {p95: 25ms}}, "
-        "{name: reader, model: b, rate: 40/s, slo: {p95: 150ms}}",
+        models={
+            "ranker": Model(fixed_s=0.002, per_row_s=0.0002, rate_rps=200, p95="25ms"),
+            "reader": Model(fixed_s=0.004, per_row_s=0.004, rate_rps=40, p95="150ms"),
+        },
     ),
+    # Both want what each wants alone.
     Case(
         name="alike",
         best=3.67,
-        what="both want what each wants alone",
-        device=Device(
-            fixed_s={"ranker": 0.003, "reader": 0.003}, per_row_s={"ranker": 0.0005, "reader": 0.0005}
-        ),
-        models="{name: ranker, model: a, rate: 200/s, slo: {p95: 40ms}}, "
-        "{name: reader, model: b, rate: 200/s, slo: {p95: 40ms}}",
+        models={
+            name: Model(fixed_s=0.003, per_row_s=0.0005, rate_rps=200, p95="40ms")
+            for name in ("ranker", "reader")
+        },
     ),
+    # Batches of the reader cost much however small: run at once they leave the ranker no room.
     Case(
         name="eager and dear",
         best=12.8,
-        what="batches of the reader cost much however small: run at once they leave the ranker no room",
-        device=Device(
-            fixed_s={"ranker": 0.002, "reader": 0.015}, per_row_s={"ranker": 0.0003, "reader": 0.0003}
-        ),
-        models="{name: ranker, model: a, rate: 100/s, slo: {p95: 40ms}}, "
-        "{name: reader, model: b, rate: 50/s, slo: {p95: 300ms}}",
-        space="{max_batch_size: [4, 16, 64], batch_timeout_micros: [0, 10000, 50000, 100000], "
-        "num_batch_threads: [1, 2]}",
+        models={
+            "ranker": Model(fixed_s=0.002, per_row_s=0.0003, rate_rps=100, p95="40ms"),
+            "reader": Model(fixed_s=0.015, per_row_s=0.0003, rate_rps=50, p95="300ms"),
+        },
+        space="{max_batch_size: [4, 16, 64], batch_timeout_micros: [0, 10000, 50000, 100000], num_batch_threads: [1, 2]}",
     ),
+    # Seven parameters.
     Case(
         name="three",
         best=3.37,
-        what="three models, seven parameters",
-        device=Device(
-            fixed_s={"a": 0.002, "b": 0.004, "c": 0.008}, per_row_s={"a": 0.0002, "b": 0.002, "c": 0.0005}
-        ),
-        models="{name: a, model: a, rate: 100/s, slo: {p95: 30ms}}, "
-        "{name: b, model: b, rate: 40/s, slo: {p95: 100ms}}, {name: c, model: c, rate: 60/s, slo: {p95: 200ms}}",
-        space="{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: [0, 4000, 20000], "
-        "num_batch_threads: [1, 2, 4]}",
+        models={
+            "a": Model(fixed_s=0.002, per_row_s=0.0002, rate_rps=100, p95="30ms"),
+            "b": Model(fixed_s=0.004, per_row_s=0.002, rate_rps=40, p95="100ms"),
+            "c": Model(fixed_s=0.008, per_row_s=0.0005, rate_rps=60, p95="200ms"),
+        },
+        space=SPACE % ([0, 4000, 20000], [1, 2, 4]),
     ),
+    # A device that runs batches side by side: the best is far from the middle.
     Case(
         name="parallel",
         best=41.2,
-        what="a device that runs batches side by side: the best is far from the middle",
-        device=Device(
-            fixed_s={"ranker": 0.002, "reader": 0.010},
-            per_row_s={"ranker": 0.0004, "reader": 0.002},
-            serial=False,
-        ),
-        models="{name: ranker, model: a, rate: 200/s, slo: {p95: 25ms}}, "
-        "{name: reader, model: b, rate: 40/s, slo: {p95: 100ms}}",
-        space="{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: [0, 1000, 4000, 16000], "
-        "num_batch_threads: [1, 2, 4, 8]}",
+        models={
+            "ranker": Model(fixed_s=0.002, per_row_s=0.0004, rate_rps=200, p95="25ms"),
+            "reader": Model(fixed_s=0.010, per_row_s=0.002, rate_rps=40, p95="100ms"),
+        },
+        serial=False,
+        space=SPACE % ([0, 1000, 4000, 16000], [1, 2, 4, 8]),
     ),
 )
 
 
 def scenario_of(case: Case, *, seed: int = 1, loads: int = 80) -> Scenario:
+    models = ", ".join(
+        f"{{name: {name}, model: {name}, rate: {model.rate_rps}/s, slo: {{p95: {model.p95}}}}}"
+        for name, model in case.models.items()
+    )
     return parse_scenario(f"""\
 name: joint
-target: {{models: [{case.models}]}}
+target: {{models: [{models}]}}
 load: {{arrivals: poisson, seed: {seed}, duration: {LOAD_S}s, warm_up: 0s}}
 objective: capacity
 search: {{seed: {seed}, budget: {{time: {loads * (LOAD_S + APPLY_S)}s}}, space: {case.space}}}
@@ -161,25 +172,6 @@ def true_factor(case: Case, configuration: Configuration, *, near: float = 1.0) 
         middle = math.sqrt(low * high)
         low, high = (middle, high) if truly_holds(case, configuration, middle) else (low, middle)
     return low
-
-
-def best_known(case: Case, descents: int = 4) -> tuple[float, Configuration]:
-    """Of every point of a small space; of a large one where descents from the best of some random points end."""
-    scenario = scenario_of(case)
-    contenders = Contenders(scenario)
-    size = math.prod(map(len, contenders.values.values()))
-    starts = contenders.whole(SMALL) if size <= SMALL else contenders.scattered(60)
-    ranked = sorted(((true_factor(case, c.configuration), at) for at, c in enumerate(starts)), reverse=True)
-    ends = []
-    for factor, at in ranked[: 1 if size <= SMALL else descents]:
-        best, top = factor, starts[at]
-        beside = contenders.neighbours(top)
-        while better := [c for c in beside if truly_holds(case, c.configuration, best * 1.005)]:
-            top = better[0]
-            best, beside = true_factor(case, top.configuration, near=best), contenders.neighbours(top)
-        ends.append((best, top.configuration.label(), top.configuration))
-    factor, _, configuration = max(ends)
-    return factor, configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,14 +246,9 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=80, help="loads that there is time for")
     parser.add_argument("--noise", type=float, default=0.0, help="share of the loads that meet a stall")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    parser.add_argument("--best", action="store_true", help="look for the best instead; takes minutes")
     wanted = parser.parse_args()
     cases = [case for case in CASES if wanted.case in case.name]
     with ProcessPoolExecutor(max_workers=2) as pool:
-        if wanted.best:
-            for case, (factor, configuration) in zip(cases, pool.map(best_known, cases), strict=True):
-                print(f"{case.name}: ×{factor:.3g} {configuration.label()}", flush=True)
-            return
         given = ([value] * len(cases) for value in (wanted.seeds, wanted.loads, wanted.noise))
         for text in pool.map(report, cases, *given):
             print(text, flush=True)

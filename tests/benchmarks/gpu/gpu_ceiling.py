@@ -9,18 +9,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export.passes import move_to_device_pass
 
 from batchtune.sample_models.torch_models import FORMS
-from tests.benchmarks.gpu.gpu_models import NAMES, base_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.benchmarks.gpu.gpu_sections import Asked
+from tests.benchmarks.gpu.gpu_models import NAMES, Asked, base_path
 
 SIZES = {
     "text_recognition": (1, 2, 4, 8, 16, 32, 64, 128),

@@ -14,6 +14,7 @@ OUT/gpu_checks.json, with provenance, the table to OUT/gpu_checks.txt and stdout
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -23,19 +24,25 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[3]
+sys.path += [str(Path(__file__).parents[3])]
 
-# Seconds that each section may take, in the order in which they run: the surest and most telling first.
-BUDGETS_S = {
-    "models": 60,
-    "correctness": 60,
-    "ceiling": 50,
-    "server_share": 75,
-    "text_recognition": 110,
-    "imdb": 85,
-    "search": 110,
-    "resnet50": 100,
+from tests.benchmarks.gpu.gpu_models import ROOT, Asked
+from tests.benchmarks.gpu.gpu_table import table
+
+# The function of each section and the seconds that it may take, in the order in which they run: the surest and most
+# telling first.
+SECTIONS = {
+    "provenance": ("gpu_models.provenance", 45),
+    "models": ("gpu_models.export_all", 60),
+    "correctness": ("gpu_correctness.correctness", 60),
+    "ceiling": ("gpu_ceiling.ceiling", 50),
+    "server_share": ("gpu_served.server_share", 75),
+    "text_recognition": ("gpu_served.text_recognition", 110),
+    "imdb": ("gpu_served.imdb", 85),
+    "search": ("gpu_search.search", 110),
+    "resnet50": ("gpu_search.rule_against_search", 100),
 }
 LIMIT_S = 520
 LEAST_S = 15
@@ -45,7 +52,7 @@ LAST_WORDS_S = 12
 """So long a section that is out of time may take to stop its server."""
 
 # Not on a bare machine with PyTorch, or only in another version; the wheels carry the versions installed here.
-WHEELS = (
+WHEELS = [
     "annotated-types",
     "click",
     "colorlog",
@@ -63,8 +70,8 @@ WHEELS = (
     "typing-extensions",
     "typing-inspection",
     "uvloop",
-)
-PLATFORMS = ("2_28", "2_27", "2_24", "2_17", "2_5")
+]
+PLATFORMS = ["_2_28", "_2_27", "_2_24", "_2_17", "_2_5", "2014", "1"]
 
 
 def main() -> int:
@@ -82,104 +89,94 @@ def main() -> int:
     run.add_argument("--tiny", action="store_true", help="small models and short loads: does it all run?")
     run.add_argument("--only", help="sections, separated by commas")
     run.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
-    asked = parser.parse_args()
-    return download(asked.folder, asked.python) if asked.command == "prepare" else check(asked)
+    one = commands.add_parser("section", help=argparse.SUPPRESS)
+    one.add_argument("name")
+    one.add_argument("asked", type=lambda text: Asked(**json.loads(text)))
+    given = parser.parse_args()
+    match given.command:
+        case "prepare":
+            return download(given.folder, given.python)
+        case "run":
+            return check(given)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    module, _, name = SECTIONS[given.name][0].partition(".")
+    getattr(importlib.import_module(f"tests.benchmarks.gpu.{module}"), name)(given.asked)
+    return 0
 
 
 def download(folder: Path, python: str) -> int:
     """Wheels for CPython on x86-64 Linux, as installed here; their needs are among the names or on the machine."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{name}=={importlib.metadata.version(name)}" for name in WHEELS]
-    platforms = [f"--platform=manylinux_{version}_x86_64" for version in PLATFORMS]
-    platforms += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
+    platforms = [f"--platform=manylinux{version}_x86_64" for version in PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     command += [f"--python-version={python}", "--implementation=cp", *platforms, "-d", str(folder), *names]
     done = subprocess.run(command, check=False)
     wheels = sorted(folder.glob("*.whl"))
-    megabytes = sum(one.stat().st_size for one in wheels) / 1e6
-    print(f"{folder}: {len(wheels)} wheels, {megabytes:.1f} MB")
+    print(f"{folder}: {len(wheels)} wheels, {sum(one.stat().st_size for one in wheels) / 1e6:.1f} MB")
     return done.returncode
 
 
-def check(asked: argparse.Namespace) -> int:
+def check(given: argparse.Namespace) -> int:
     started_s = time.monotonic()
-    chosen = list(BUDGETS_S) if asked.only is None else asked.only.split(",")
-    if unknown := [name for name in chosen if name not in BUDGETS_S]:
-        raise SystemExit(f"no such section: {', '.join(unknown)}; there are {', '.join(BUDGETS_S)}")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    document: dict = {"sections": {}}
+    chosen = list(SECTIONS)[1:] if given.only is None else given.only.split(",")
+    if unknown := [name for name in chosen if name not in SECTIONS]:
+        raise SystemExit(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    sections: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpu-checks-") as name:
         scratch = Path(name)
-        environment = surroundings(scratch, asked.wheels)
+        environment = surroundings(scratch, given.wheels)
         for section in ["provenance", *chosen]:
-            left_s = asked.limit - (time.monotonic() - started_s) - LAST_WORDS_S
-            budget_s = min(BUDGETS_S.get(section, 45), left_s)
-            if budget_s < min(LEAST_S, BUDGETS_S.get(section, 45)):
-                found = {"status": "no time left"}
+            left_s = given.limit - (time.monotonic() - started_s) - LAST_WORDS_S
+            budget_s = min(SECTIONS[section][1], left_s)
+            if budget_s < LEAST_S:
+                found: dict[str, Any] = {"status": "no time left"}
             else:
-                found = run_section(section, asked, scratch, environment, budget_s)
+                found = run_section(section, given, scratch, environment, budget_s)
             print(f"-- {section}: {found['status']}, {found.get('seconds', 0):.0f} s", flush=True)
-            keep(document, section, found)
-            document["seconds"] = time.monotonic() - started_s
-            (asked.out / "gpu_checks.json").write_text(json.dumps(document, indent=1) + "\n")
-        table = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("gpu_table.py")), str(asked.out / "gpu_checks.json")],
-            capture_output=True, text=True, check=False, env=environment,
-        )  # fmt: skip
-    print(table.stdout + table.stderr)
-    (asked.out / "gpu_checks.txt").write_text(table.stdout)
-    failed = [name for name, found in document["sections"].items() if found["status"] != "ok"]
-    return 1 if failed or table.returncode else 0
-
-
-def keep(document: dict, section: str, found: dict) -> None:
-    if section == "provenance":
-        document.update(found.get("rows", {}))
-        return
-    document["sections"][section] = found
+            sections[section] = found
+            document = {
+                **sections["provenance"].get("rows", {}),
+                "sections": {name: one for name, one in sections.items() if name != "provenance"},
+                "seconds": time.monotonic() - started_s,
+            }
+            (given.out / "gpu_checks.json").write_text(json.dumps(document, indent=1) + "\n")
+    words = "\n".join(table(document)) + "\n"
+    print(words)
+    (given.out / "gpu_checks.txt").write_text(words)
+    return int(any(found["status"] != "ok" for found in document["sections"].values()))
 
 
 def surroundings(scratch: Path, wheels: Path | None) -> dict[str, str]:
     """The environment of every section: this checkout, the wheels, a cache that goes with the scratch folder."""
-    paths = [str(ROOT)]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     if wheels is not None:
-        site = scratch / "site"
+        site = str(scratch / "site")
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-        command += [
-            "--no-cache-dir",
-            "--upgrade",
-            "--target",
-            str(site),
-            *map(str, sorted(wheels.glob("*.whl"))),
-        ]
+        command += ["--no-cache-dir", "--upgrade", "--target", site, *map(str, sorted(wheels.glob("*.whl")))]
         subprocess.run(command, check=True)
-        paths.insert(0, str(site))
-    known = os.environ.get("PYTHONPATH")
+        paths.insert(0, site)
+    cache = {"BATCHTUNE_CACHE_DIR": str(scratch / "cache")}
     return {
+        **cache,
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*paths, *([known] if known else [])]),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONUNBUFFERED": "1",
-        "BATCHTUNE_CACHE_DIR": os.environ.get("BATCHTUNE_CACHE_DIR", str(scratch / "cache")),
     }
 
 
 def run_section(
-    section: str, asked: argparse.Namespace, scratch: Path, environment: dict[str, str], budget_s: float
-) -> dict:
+    section: str, given: argparse.Namespace, scratch: Path, environment: dict[str, str], budget_s: float
+) -> dict[str, Any]:
     """What the section left behind, whatever became of it."""
-    out = scratch / f"{section}.json"
-    command = [sys.executable, str(Path(__file__).with_name("gpu_sections.py")), section]
-    command += ["--device", asked.device, "--scratch", str(scratch), "--out", str(out)]
-    command += ["--budget", f"{budget_s:.0f}", *(["--tiny"] if asked.tiny else [])]
-    started_s = time.monotonic()
+    out, started_s = scratch / f"{section}.json", time.monotonic()
+    asked = {"device": given.device, "tiny": given.tiny, "out": str(out), "budget_s": budget_s}
+    command = [sys.executable, __file__, "section", section, json.dumps(asked)]
     with (scratch / f"{section}.log").open("w+") as log:
         process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=scratch,
+            command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=scratch
         )
         status = ended(process, budget_s)
         log.seek(0)
@@ -201,7 +198,7 @@ def fails(found: object) -> bool:
     return isinstance(found, list) and any(map(fails, found))
 
 
-def ended(process: subprocess.Popen, budget_s: float) -> str:
+def ended(process: subprocess.Popen[bytes], budget_s: float) -> str:
     """Out of time it is asked to stop, so that it stops its server; then it is made to."""
     try:
         code = process.wait(timeout=budget_s)

@@ -7,7 +7,7 @@ on a GPU: is a batch that finds no memory an error of that batch, after which th
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
@@ -21,10 +21,7 @@ from batchtune.target.telemetry import activity
 from batchtune.target.tfserving import TfServingTarget
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 from tests.benchmarks.gpu.gpu_ceiling import example, loaded
-from tests.benchmarks.gpu.gpu_models import NAMES, base_path
-
-if TYPE_CHECKING:
-    from tests.benchmarks.gpu.gpu_sections import Asked
+from tests.benchmarks.gpu.gpu_models import NAMES, Asked, base_path
 
 REQUESTS = 48
 # Of the difference between two requests' answers, so that a mix-up cannot pass for rounding. On a GPU convolutions

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tests.benchmarks.gpu.gpu_sections import Asked
+from typing import Any
 
 NAMES = ("text_recognition", "imdb_transformer", "resnet50")
 ROOT = Path(__file__).parents[3]
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """What a section is to do; what it finds it keeps at once, so that one that is stopped has still said something."""
+
+    device: str
+    tiny: bool
+    out: str
+    budget_s: float
+    begun_s: float = field(default_factory=time.monotonic)
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Write `rows` down under a name."""
+        self.found[name] = value
+        Path(self.out).write_text(json.dumps({"rows": self.found}))
+
+    @property
+    def scratch(self) -> Path:
+        return Path(self.out).parent
+
+    @property
+    def left_s(self) -> float:
+        return self.begun_s + self.budget_s - 3.0 - time.monotonic()
 
 
 def provenance(asked: Asked) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
@@ -15,11 +15,8 @@ from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.plain_values import to_plain
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
-from tests.benchmarks.gpu.gpu_models import settings
-from tests.benchmarks.gpu.gpu_served import SCENARIOS, Served, batchtune, row, served
-
-if TYPE_CHECKING:
-    from tests.benchmarks.gpu.gpu_sections import Asked
+from tests.benchmarks.gpu.gpu_models import Asked, settings
+from tests.benchmarks.gpu.gpu_served import SCENARIOS, Served, row, said_by, served
 
 GRID = {"max_batch_size": (64, 16, 4), "batch_timeout_micros": (0, 2000), "num_batch_threads": (1, 4)}
 TINY_GRID = {"max_batch_size": (1, 8), "batch_timeout_micros": (0,), "num_batch_threads": (1,)}
@@ -75,7 +72,7 @@ def swept(asked: Asked, file: str, name: str, *changed: str, budget_s: float) ->
     tiny = TINY if asked.tiny else ()
     budget = f"search.budget.time={20 if asked.tiny else budget_s:g}s"
     overrides = [f"--set={one}" for one in (*settings(asked, name), *changed, *tiny, budget)]
-    return batchtune(asked, "sweep", str(SCENARIOS / file), *overrides, share=0.7)
+    return said_by(asked, "sweep", str(SCENARIOS / file), *overrides, share=0.7)
 
 
 def scenario_of(asked: Asked, file: str, name: str) -> Scenario:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.calibration import calibrate
@@ -23,10 +21,8 @@ from batchtune.target.tfserving import TfServingTarget
 from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import trial_bottleneck
 from batchtune.tune.trials.trial import Trial, TrialRequest
-from tests.benchmarks.gpu.gpu_models import ROOT, settings
-
-if TYPE_CHECKING:
-    from tests.benchmarks.gpu.gpu_sections import Asked
+from tests.benchmarks.commands import batchtune
+from tests.benchmarks.gpu.gpu_models import ROOT, Asked, settings
 
 SCENARIOS = ROOT / "scenarios"
 
@@ -142,7 +138,7 @@ def text_recognition(asked: Asked) -> None:
     short = ["load.duration=300ms", "load.warm_up=100ms"] if asked.tiny else ["load.duration=1s"]
     changed = [f"--set={one}" for one in (*settings(asked, "text_recognition"), *short)]
     blocks = "2" if asked.tiny else "6"
-    asked.keep("comparison", batchtune(asked, "compare", str(path), "--blocks", blocks, *changed, share=0.6))
+    asked.keep("comparison", said_by(asked, "compare", str(path), "--blocks", blocks, *changed, share=0.6))
     table: dict[str, list[dict]] = {}
     with served(scenario_of(asked, "text_recognition", *short)) as server:
         for name, parameters in TABLE_VARIANTS.items():
@@ -160,7 +156,7 @@ def imdb(asked: Asked) -> None:
     short = short or ["load.requests=4000", "load.warm_up=300ms"]
     changed = [f"--set={one}" for one in (*settings(asked, "imdb_transformer"), *short)]
     blocks = "1" if asked.tiny else "6"
-    asked.keep("comparison", batchtune(asked, "compare", str(path), "--blocks", blocks, *changed, share=0.95))
+    asked.keep("comparison", said_by(asked, "compare", str(path), "--blocks", blocks, *changed, share=0.95))
 
 
 def row(trial: Trial) -> dict[str, Any]:
@@ -186,18 +182,10 @@ def row(trial: Trial) -> dict[str, Any]:
     }
 
 
-def batchtune(asked: Asked, *arguments: str, share: float) -> dict[str, Any]:
+def said_by(asked: Asked, *words: object, share: float) -> dict[str, Any]:
     """The JSON that a command prints, given this share of the time left; interrupted, it says what it has so far."""
-    command = [sys.executable, "-m", "batchtune", *arguments, "--json", "--quiet"]
-    if arguments[0] in {"compare", "sweep"}:
-        command += ["--results", str(asked.scratch / "results")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        told, said = process.communicate(timeout=max(asked.left_s * share, 5.0))
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        told, said = process.communicate(timeout=max(asked.left_s - 2.0, 5.0))
-    sys.stderr.write(said[-3000:])
-    if not told.strip():
-        return {"exit_code": process.returncode, "error": said[-1000:] or "no word"}
-    return {"exit_code": process.returncode, **json.loads(told)}
+    results = asked.scratch / "results"
+    within_s = max(asked.left_s * share, 5.0)
+    done = batchtune(*words, "--quiet", "--results", results, cwd=asked.scratch, within_s=within_s)
+    sys.stderr.write(done.errors[-3000:])
+    return {"exit_code": done.code, **(done.document or {"error": done.errors[-1000:] or "no word"})}

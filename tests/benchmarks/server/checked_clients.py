@@ -1,4 +1,4 @@
-"""Who asks a server, over REST and gRPC, questions whose answers can be checked, and notes each answer that is wrong?"""
+"""Clients over REST and gRPC whose questions have answers that can be checked, and a tally of those that were wrong."""
 
 from __future__ import annotations
 
@@ -6,157 +6,86 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
+import grpc
 import numpy as np
-import orjson
+from grpc.aio import AioRpcError
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection, PreparedCall, prepare_call
-from batchtune.wire.http1_client import AnswerHeads, Http1ClientConnection
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
+from tests.server.hostile_attacks import post
 
-PREDICT = "/tensorflow.serving.PredictionService/Predict"
 GIVEN_UP_S = 20.0
-CLOSING_S = 0.01
-"""Some turns of the loop, in which connections are closed."""
 _FAULTS_KEPT = 20
 
 Check = Callable[[float, list[float], float, float], str]
 """(x, the answer's values, sent, done) -> what is wrong with it, "" for a good one; times of time.monotonic()."""
 
 
-def http_request(port: int, path: str, body: bytes = b"", *, method: str = "POST", extra: str = "") -> bytes:
-    """A whole HTTP/1.1 request."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+class Channel(Protocol):
+    async def predict(self, x: float) -> list[float]:
+        """The values that the model answers to one row.
+
+        Raises:
+            OSError, EOFError: The connection was lost.
+            AioRpcError, ValueError: The server refused.
+        """
+
+    async def close(self) -> None: ...
 
 
 class RestChannel:
     """One HTTP/1.1 connection, dialled anew where the server has closed it between two requests."""
 
     def __init__(self, port: int) -> None:
-        self.port = port
-        self._heads = AnswerHeads(1_024)
-        self._connection: Http1ClientConnection | None = None
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
-
-    async def exchange(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body; raises ConnectionError."""
-        if self._connection is None or not self._connection.reusable:
-            loop = asyncio.get_running_loop()
-            _, self._connection = await loop.create_connection(
-                lambda: Http1ClientConnection(self, self._heads), "127.0.0.1", self.port
-            )
-        self._answer = asyncio.get_running_loop().create_future()
-        self._connection.send(request, 1, keep_body=True)
-        return await self._answer
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def predict(self, x: float) -> list[float]:
-        """The values that the model answers to one row; raises ValueError for a refusal, ConnectionError."""
-        body = json.dumps({"instances": [[x]]}).encode()
-        status, answer = await self.exchange(http_request(self.port, "/v1/models/m:predict", body))
-        if status != 200:
-            raise ValueError(f"HTTP {status}: {answer[:200].decode('utf-8', 'replace')}")
-        row: list[float] = orjson.loads(answer)["predictions"][0]
+        if self._streams is None or self._streams[0].at_eof():
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(post("/v1/models/m:predict", json.dumps({"instances": [[x]]}).encode()))
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        body = await reader.readexactly(size)
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise ValueError(f"{head[:12]!r}: {body[:200]!r}")
+        row: list[float] = json.loads(body)["predictions"][0]
         return row
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.abandon()
-
-    def ready(self, connection: Http1ClientConnection) -> None:
-        """Nothing: `exchange` waits for the connection."""
-
-    def first_byte(self, connection: Http1ClientConnection, tag: int) -> None:
-        """Nothing: only whole answers are looked at."""
-
-    def answered(self, connection: Http1ClientConnection, tag: int, status: int, body: bytes | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result((status, body or b""))
-
-    def lost(self, connection: Http1ClientConnection, tag: int, reason: str) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionError(reason))
+    async def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
 
 
 class GrpcChannel:
-    """One HTTP/2 connection for unary calls, dialled anew where it was lost."""
+    """One HTTP/2 connection for unary calls."""
 
     def __init__(self, port: int) -> None:
-        self.port = port
-        self._connection: GrpcClientConnection | None = None
-        self._calls: dict[int, asyncio.Future[tuple[int, bytes, str]]] = {}
-        self._dialling = asyncio.Lock()
-        self._tag = 0
-        self._prepared: dict[float, PreparedCall] = {}
+        own = [("grpc.use_local_subchannel_pool", 1)]  # or all would share a connection
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own)
 
-    async def exchange(self, call: PreparedCall) -> tuple[int, bytes, str]:
-        """Status, message and its text; raises ConnectionError."""
-        async with self._dialling:
-            if self._connection is None:
-                await self._dial()
-        if self._connection is None:
-            raise ConnectionError("the connection was lost at once")
-        self._tag += 1
-        answer = self._calls[self._tag] = asyncio.get_running_loop().create_future()
-        self._connection.call(call, self._tag)
-        self._connection.flush()
-        return await answer
-
-    async def ask(self, method: str, message: bytes) -> tuple[int, bytes, str]:
+    async def ask(self, method: str, message: bytes) -> bytes:
         """Call "Service/Method" of tensorflow.serving once."""
-        call = prepare_call(f"/tensorflow.serving.{method}", f"127.0.0.1:{self.port}", message)
-        return await self.exchange(call)
+        answer: bytes = await self._channel.unary_unary(f"/tensorflow.serving.{method}")(message)
+        return answer
 
     async def predict(self, x: float) -> list[float]:
-        """The values that the model answers to one row; raises ValueError for a refusal, ConnectionError."""
-        if x not in self._prepared:
-            request = encode_predict_request("m", "", {"x": np.array([[x]], np.float32)})
-            self._prepared[x] = prepare_call(PREDICT, f"127.0.0.1:{self.port}", request)
-        status, message, text = await self.exchange(self._prepared[x])
-        if status:
-            raise ValueError(f"gRPC {status}: {text[:200]}")
-        values: list[float] = decode_predict_response(message)["y"][0].tolist()
+        answer = await self.ask("PredictionService/Predict", _predict_request(x))
+        values: list[float] = decode_predict_response(answer)["y"][0].tolist()
         return values
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
-    async def _dial(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-
-        def on_ready(_connection: GrpcClientConnection) -> None:
-            if not ready.done():
-                ready.set_result(None)
-
-        def on_lost(connection: GrpcClientConnection, tags: list[int], reason: str) -> None:
-            if connection is self._connection:
-                self._connection = None
-            if not ready.done():
-                ready.set_exception(ConnectionError(reason))
-            for answer in map(self._calls.pop, tags):
-                if not answer.done():  # it is, where its asker was cancelled
-                    answer.set_exception(ConnectionError(reason))
-
-        _, self._connection = await loop.create_connection(
-            lambda: GrpcClientConnection(self._done, on_lost, on_ready), "127.0.0.1", self.port
-        )
-        await ready
-
-    def _done(self, tag: int, status: int, message: bytes, text: str) -> None:
-        answer = self._calls.pop(tag)
-        if not answer.done():
-            answer.set_result((status, message, text))
+    async def close(self) -> None:
+        await self._channel.close()
 
 
-class Channel(Protocol):
-    async def predict(self, x: float) -> list[float]: ...
-
-    def close(self) -> None: ...
+@cache
+def _predict_request(x: float) -> bytes:
+    return encode_predict_request("m", "", {"x": np.array([[x]], np.float32)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,8 +107,9 @@ class Tally:
         return self.counts.total() - self.counts["good"]
 
     def __str__(self) -> str:
-        words = ", ".join(f"{self.counts[name]:,} {name}" for name in ("good", "lost", "refused", "wrong"))
-        return f"{words}; slowest {1000 * self.slowest_s:,.0f} ms"
+        words = [f"{count:,} {name}" for name, count in sorted(self.counts.items())]
+        words += [f"{count} × {fault}" for fault, count in self.faults.most_common()]
+        return ", ".join(words)
 
 
 async def ask_once(channel: Channel, x: float, check: Check, tally: Tally) -> None:
@@ -187,16 +117,29 @@ async def ask_once(channel: Channel, x: float, check: Check, tally: Tally) -> No
     sent_s = time.monotonic()
     try:
         values = await channel.predict(x)
-    except (ConnectionError, OSError) as error:
+    except (OSError, EOFError) as error:
         tally.note("lost", str(error))
         return
-    except (ValueError, LookupError) as error:
-        tally.note("refused", str(error))
+    except (AioRpcError, ValueError, LookupError) as error:
+        tally.note("refused", error.details() or "" if isinstance(error, AioRpcError) else str(error))
         return
     done_s = time.monotonic()
     tally.slowest_s = max(tally.slowest_s, done_s - sent_s)
     fault = check(x, values, sent_s, done_s)
     tally.note("wrong" if fault else "good", fault)
+
+
+async def end(tasks: Iterable[asyncio.Task[None]], channels: Iterable[Channel], tally: Tally) -> None:
+    """Wait for the answers under way; those that do not come within GIVEN_UP_S are lost."""
+    if waited_for := list(tasks):
+        ended, late = await asyncio.wait(waited_for, timeout=GIVEN_UP_S)
+        for task in ended:
+            task.result()
+        for task in late:
+            task.cancel()
+            tally.note("lost", f"no answer within {GIVEN_UP_S:g} s")
+    for channel in channels:
+        await channel.close()
 
 
 class ClosedClients:
@@ -207,31 +150,17 @@ class ClosedClients:
         rest = [RestChannel(rest_port) for _ in range((count + 1) // 2)]
         grpc = [GrpcChannel(grpc_port) for _ in range((count // 2 + 7) // 8)]
         self._opened: list[Channel] = [*rest, *grpc]
-        self._channels: list[Channel] = [*rest, *(grpc[index // 8] for index in range(count // 2))]
-        self._think_s = think_s
-        self._check = check
-        self._stopped = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._think_s, self._check, self._stopped = think_s, check, False
         self.tally = Tally()
-
-    def start(self) -> None:
+        asking: list[Channel] = [*rest, *(grpc[index // 8] for index in range(count // 2))]
         self._tasks = [
             asyncio.ensure_future(self._ask_on(channel, float(number)))
-            for number, channel in enumerate(self._channels)
+            for number, channel in enumerate(asking)
         ]
 
     async def stop(self) -> None:
-        """Wait for the answers under way; those that do not come within GIVEN_UP_S are lost."""
         self._stopped = True
-        ended, late = await asyncio.wait(self._tasks, timeout=GIVEN_UP_S)
-        for task in ended:
-            task.result()
-        for task in late:
-            task.cancel()
-            self.tally.note("lost", f"no answer within {GIVEN_UP_S:g} s")
-        for channel in self._opened:
-            channel.close()
-        await asyncio.sleep(CLOSING_S)
+        await end(self._tasks, self._opened, self.tally)
 
     async def _ask_on(self, channel: Channel, x: float) -> None:
         while not self._stopped:

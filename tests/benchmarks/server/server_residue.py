@@ -1,14 +1,16 @@
-"""What does a server process hold (memory, threads, descriptors), and does that grow?"""
+"""What a server process holds (memory, threads, descriptors), and how that grows."""
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-_PAGE_BYTES = resource.getpagesize()
+SETTLED_FROM = 0.2
+"""Share of the figures that are not looked at: a warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +38,10 @@ class Slope:
 def residue_of(pid: int, at_s: float) -> Residue:
     """What /proc says of the process now."""
     process = Path(f"/proc/{pid}")
+    pages = int((process / "statm").read_text().split()[1])
     return Residue(
         at_s=at_s,
-        resident_mb=int((process / "statm").read_text().split()[1]) * _PAGE_BYTES / 1e6,
+        resident_mb=pages * resource.getpagesize() / 1e6,
         threads=sum(1 for _ in (process / "task").iterdir()),
         descriptors=sum(1 for _ in (process / "fd").iterdir()),
     )
@@ -55,7 +58,23 @@ def peak_mb(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
 
 
-def slope_of(at: list[float], values: list[float], *, blocks: int = 20) -> Slope:
+def growth_of(at: Sequence[float], residues: Sequence[Residue], *, fewest: int) -> dict[str, Slope]:
+    """Of each figure by `at`, after the warm-up; {}: fewer than `fewest` are left."""
+    first = round(len(residues) * SETTLED_FROM)
+    settled = residues[first:]
+    if len(settled) < fewest:
+        return {}
+    return {
+        name: slope_of(at[first:], [getattr(residue, figure) for residue in settled])
+        for name, figure in (("MB", "resident_mb"), ("threads", "threads"), ("descriptors", "descriptors"))
+    }
+
+
+def in_words(growth: dict[str, Slope]) -> str:
+    return ", ".join(f"{slope} {name}" for name, slope in growth.items()) or "too few to say"
+
+
+def slope_of(at: Sequence[float], values: Sequence[float], *, blocks: int = 20) -> Slope:
     """Least squares over the means of so many blocks: values one after the other are too alike for an interval."""
     count = min(blocks, len(at))
     x, y = (

@@ -1,7 +1,6 @@
 """Is any answer lost or wrong, and does anything stay behind, while the versions of a model replace each other?
 
     python tests/benchmarks/server/version_swaps.py [--backend onnx] [--batching on] [--swaps 50] [--weights-mb 100]
-    python tests/benchmarks/server/version_swaps.py --all    # TensorFlow, ONNX, PyTorch, batched and not: a line each
 
 A model of 100 MB, 64 clients (REST and gRPC, think time 10 ms), PUTs of batching parameters all the while. A version
 comes as a new folder, by a reload that names it, by a reload back to the one before, or by a reload to the latest.
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import logging
 import math
 import multiprocessing
 import shutil
@@ -23,29 +21,39 @@ import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvloop
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path += [str(Path(__file__).parents[3])]
 
-from batchtune.wire.tfserving.messages import ReloadConfigRequest, ReloadConfigResponse
+from batchtune.wire.tfserving.messages import ReloadConfigResponse
 from tests.benchmarks.server.checked_clients import ClosedClients, GrpcChannel, Tally
-from tests.benchmarks.server.server_residue import Residue, forget_peak, peak_mb, residue_of
+from tests.benchmarks.server.server_residue import (
+    Residue,
+    forget_peak,
+    growth_of,
+    in_words,
+    peak_mb,
+    residue_of,
+)
+from tests.benchmarks.server.soak_crowd import reload_request
 from tests.benchmarks.server.version_models import installed_backends, version_of, write_version
-from tests.benchmarks.server.version_outcome import Case, Outcome, Swap, report, summary
 from tests.server.server_process import ServerProcess
 
-FRAMEWORKS = ("tensorflow", "onnx", "torch")
+SLACK_MB = 20.0
+"""Beside two versions: what requests, threads and a framework's own caches take while both are there."""
+SETTLED_MIN = 5
+"""Swaps after the first fifth: of fewer no slope is told."""
 SWAP_LIMIT_S = 600.0
 WAYS = ("folder", "named", "back", "latest")
 _STARTED_WITH = "max_batch_size { value: 16 } max_enqueued_batches { value: 100000 }"
 NO_TIMEOUT = "--rest_api_timeout_in_ms=600000"
 """A machine that pauses both server and clients is not to make answers fail."""
 _POLL_S = 0.03
-_logger = logging.getLogger(__name__)
 _QUEUE = {"max_enqueued_batches": 100_000}
 TUNED: dict[bool, list[dict[str, Any]]] = {
     True: [
@@ -63,6 +71,50 @@ TUNED: dict[bool, list[dict[str, Any]]] = {
     ],
     False: [{"enable_batching": False}],
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run of the benchmark."""
+
+    backend: str
+    batched: bool
+    swaps: int = 50
+    clients: int = 64
+    think_s: float = 0.01
+    weights_mb: float = 100.0
+    put_every_s: float = 0.1
+    warm_up_s: float = 2.0
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a run has shown; `base`: at rest with one version, before the first swap.
+
+    Of each swap `rests` has what the server held at rest afterwards, and `peaks_mb` the most memory meanwhile.
+    """
+
+    case: Case
+    base: Residue
+    rests: list[Residue] = field(default_factory=list)
+    peaks_mb: list[float] = field(default_factory=list)
+    answers: Tally = field(default_factory=Tally)
+    puts: Tally = field(default_factory=Tally)
+
+    @property
+    def over_two_versions_mb(self) -> float:
+        """How far the peak was above two versions; negative: below."""
+        weights_mb = self.case.weights_mb if self.case.backend != "emulated" else 0.0
+        return max(self.peaks_mb) - self.base.resident_mb - weights_mb
+
+    def __str__(self) -> str:
+        growth = growth_of(range(len(self.rests)), self.rests, fewest=SETTLED_MIN)
+        return (
+            f"{self.case.backend}, {'batched' if self.case.batched else 'not batched'}: {len(self.rests)} swaps; "
+            f"answers {self.answers}; PUTs {self.puts}; "
+            f"peak {self.over_two_versions_mb:+.1f} MB beside two versions (bar: {SLACK_MB:+g}); "
+            f"a swap, 95 %: {in_words(growth)}"
+        )
 
 
 class Availability:
@@ -106,7 +158,7 @@ class SwappedServer:
         self.availability.asked(1)
 
     async def close(self) -> None:
-        self._control.close()
+        await self._control.close()
         await self._rest.aclose()
 
     async def swap(self, way: str) -> None:
@@ -161,15 +213,9 @@ class SwappedServer:
 
     async def _reload(self, version: int | None) -> None:
         """Ask for one version by its number, or for the latest."""
-        request = ReloadConfigRequest()
-        model = request.config.model_config_list.config.add(name="m", base_path=str(self._base / "m"))
-        model.model_platform = "tensorflow"
-        if version is not None:
-            model.model_version_policy.specific.versions.append(version)
         method = "ModelService/HandleReloadConfigRequest"
-        status, message, text = await self._control.ask(method, request.SerializeToString())
-        said = ReloadConfigResponse.FromString(message).status if not status else text
-        if status or said.error_code:
+        answer = await self._control.ask(method, reload_request(self._base / "m", version))
+        if (said := ReloadConfigResponse.FromString(answer).status).error_code:
             raise RuntimeError(f"reload: {said}")
 
     async def _taken_over(self, before: int, target: int) -> None:
@@ -196,13 +242,8 @@ async def swap_versions(case: Case, base: Path, writers: ProcessPoolExecutor) ->
         flags += ["--enable_batching", f"--batching_parameters_file={base / 'batching.txt'}"]
     with ServerProcess(base / "m", *flags) as process:
         server = SwappedServer(case, base, process, writers)
-        clients = ClosedClients(
-            (process.grpc_port, process.rest_port),
-            case.clients,
-            think_s=case.think_s,
-            check=server.availability.check,
-        )
-        clients.start()
+        ports, check = (process.grpc_port, process.rest_port), server.availability.check
+        clients = ClosedClients(ports, case.clients, think_s=case.think_s, check=check)
         tuner = asyncio.ensure_future(server.tune_on())
         try:
             await asyncio.sleep(case.warm_up_s)
@@ -210,21 +251,14 @@ async def swap_versions(case: Case, base: Path, writers: ProcessPoolExecutor) ->
             for way in itertools.islice(itertools.cycle(WAYS), case.swaps):
                 forget_peak(server.pid)
                 await server.swap(way)
-                peak = peak_mb(server.pid)
-                outcome.swaps.append(Swap(way=way, rest=await server.at_rest(), peak_mb=peak))
-                rest = outcome.swaps[-1].rest
-                print(
-                    f"{case}: swap {len(outcome.swaps)} of {case.swaps} ({way}): {rest.resident_mb:.0f} MB at rest, "
-                    f"{peak:.0f} at most, {rest.threads} threads, {outcome.answers.failed} failed",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                outcome.peaks_mb.append(peak_mb(server.pid))
+                outcome.rests.append(await server.at_rest())
+                print(f"{way}: {outcome.rests[-1]}, {outcome.peaks_mb[-1]:.0f} MB at most", file=sys.stderr)
         finally:
             tuner.cancel()
             await asyncio.gather(tuner, return_exceptions=True)
             await server.close()
             await clients.stop()
-        outcome.lines = process.lines
         return outcome
 
 
@@ -237,37 +271,16 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--backend", choices=installed_backends(), action="append")
     arguments.add_argument("--batching", choices=("on", "off"), action="append")
-    arguments.add_argument("--all", action="store_true", help=f"{', '.join(FRAMEWORKS)}; a line for each run")
     arguments.add_argument("--swaps", type=int, default=Case.swaps)
-    arguments.add_argument("--clients", type=int, default=Case.clients)
-    arguments.add_argument("--think-ms", type=float, default=1000 * Case.think_s)
     arguments.add_argument("--weights-mb", type=float, default=Case.weights_mb)
-    options = arguments.parse_args()
-    frameworks = [name for name in FRAMEWORKS if name in installed_backends()]
+    given = arguments.parse_args()
+    cases = itertools.product(given.backend or installed_backends(), given.batching or ("on", "off"))
     with new_writers() as writers, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for backend in options.backend or (frameworks if options.all else installed_backends()):
-            for batching in options.batching or ("on", "off"):
-                case = Case(
-                    backend=backend,
-                    batched=batching == "on",
-                    swaps=options.swaps,
-                    clients=options.clients,
-                    think_s=options.think_ms / 1000,
-                    weights_mb=options.weights_mb,
-                )
-                print(run(case, runner, writers, in_one_line=options.all), flush=True)
-
-
-def run(case: Case, runner: asyncio.Runner, writers: ProcessPoolExecutor, *, in_one_line: bool) -> str:
-    """What one run has to say; of one that fails why, so that the others follow."""
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            outcome = runner.run(swap_versions(case, Path(directory), writers))
-        except Exception as error:
-            _logger.exception("%s failed", case)
-            return f"{case}: failed: {type(error).__name__}: {error}"
-    return summary(outcome, time.monotonic() - began_s) if in_one_line else report(outcome)
+        for backend, batching in cases:
+            batched, weights_mb = batching == "on", given.weights_mb
+            case = Case(backend=backend, batched=batched, swaps=given.swaps, weights_mb=weights_mb)
+            with tempfile.TemporaryDirectory() as directory:
+                print(runner.run(swap_versions(case, Path(directory), writers)), flush=True)
 
 
 if __name__ == "__main__":

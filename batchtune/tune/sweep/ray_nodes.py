@@ -24,7 +24,7 @@ from batchtune.tune.trials.trial import FinishedTrial
 from batchtune.units import counted
 
 WAIT_S: Final = 0.25
-"""Seconds between two calls of `on_wait`, and two looks at a trial on a node (tests/tune/sweep/test_ray_nodes.py)."""
+"""Seconds between two calls of `on_wait`, and two looks at a trial on a node (tests/tune/sweep/test_nodes.py)."""
 
 
 class NodeBenches:

@@ -11,13 +11,12 @@ import pytest
 from batchtune.scenario.reader import read_scenario
 from batchtune.server.emulated_llm import Device
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Bench
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
 from batchtune.tune.trials.trial import Trial, out_of_memory
 from tests.benchmarks.llm import virtual_llm
 from tests.benchmarks.llm.virtual_llm import SCENARIO, VirtualFleet, VirtualTarget, exact_rps, limits_of
 from tests.server.server_process import free_ports
-from tests.tune.tune_fakes import FakeClock
+from tests.tune.tune_fakes import FakeClock, bench_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,7 +25,6 @@ def _first_answer() -> Iterator[None]:
     (VirtualTarget.port,) = free_ports(1)
     command = [sys.executable, "-m", "batchtune.server.emulated_llm", f"--port={VirtualTarget.port}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
         server.stdout.readline()
         yield
         server.terminate()
@@ -37,13 +35,11 @@ def sweep(*overrides: str) -> tuple[list[Trial], object]:
     clock = FakeClock()
     target = VirtualTarget(clock)
     fleet = VirtualFleet(target, seed=3, slower_sd=0.0)
-    bench = Bench(scenario, target, fleet, on_live=lambda *_: None, now_s=clock, sleep=clock.sleep)
+    bench = bench_of(scenario, target, fleet)
     trials = [done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=clock)]
     answer = recommend(trials, scenario=scenario, search=None)
-    assert answer.capacity is not None
     exact = exact_rps(answer.configuration, scenario)
     assert 0.8 * exact <= answer.capacity.held_rps <= 1.08 * exact
-    assert answer.capacity_rps is not None
     assert answer.capacity_rps.value == pytest.approx(exact, rel=0.08)  # 5 % in 37-40 of 40 sweeps of 90 s
     assert any(note.code == "no_twin_of_streams" for note in answer.notes)
     return trials, answer
@@ -51,15 +47,8 @@ def sweep(*overrides: str) -> tuple[list[Trial], object]:
 
 def test_it_compares_no_batching_that_is_none_and_asks_no_rule() -> None:
     trials, _ = sweep()
-    assert {trial.source for trial in trials} <= {
-        "probe",
-        "calibration",
-        "defaults",
-        "grid",
-        "neighbour",
-        "sampler",
-        "confirm",
-    }
+    named = {"defaults", "grid", "neighbour", "sampler"}
+    assert {trial.source for trial in trials} <= {"probe", "calibration", "confirm", *named}
     assert all(trial.configuration.batching is not None for trial in trials)
 
 

@@ -1,33 +1,41 @@
-"""Trials on several nodes at once."""
+"""Trials on several nodes at once: a sweep on fakes, stations as a cluster would hold them, a real one on two Ray nodes."""
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 from collections import Counter
-from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from batchtune.errors import MeasurementInvalidError, TargetError
+from batchtune.batching.triton_config import FoundBatching
+from batchtune.errors import MeasurementInvalidError, TargetError, UsageError
+from batchtune.load.cluster.host import Place
+from batchtune.load.fleet import LiveAggregate
+from batchtune.scenario.spec.scenario import Scenario
+from batchtune.target.choice import placed_on_node
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.bench import Plan
 from batchtune.tune.search.contenders import one_by_one
-from batchtune.tune.sweep.ray_nodes import NodeBenches
+from batchtune.tune.sweep.ray_nodes import NodeBenches, NodeStation, ServerNodes
 from batchtune.tune.sweep.sweep import sweep_nodes
-from batchtune.tune.trials.trial import FinishedTrial, Trial, TrialRequest
+from batchtune.tune.trials.trial import FinishedTrial, Trial
+from tests.ray_script import answer_of
 from tests.tune.node_fakes import FakeNodes
-from tests.tune.tune_fakes import Law, heard, planted, scenario_of
+from tests.tune.tune_fakes import Law, capacity_scenario, heard, planned, planted, scenario_of
 
 SPACE = {"max_batch_size": [1, 4, 16, 32], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1]}
-SEARCH = {"strategy": "guided", "budget": {"time": "30s"}, "space": SPACE}
+SEARCH = {"budget": {"time": "30s"}, "space": SPACE}
 CLOSED = scenario_of(search=SEARCH)
-CAPACITY = scenario_of(load={"arrivals": "poisson"}, objective="capacity", slo={"p95": "20ms"}, search=SEARCH)
+CAPACITY = capacity_scenario(search=SEARCH)
 
 
-def alike(count: int) -> dict[str, Law]:
-    return {f"n{number}": Law(noise=0.01) for number in range(1, count + 1)}
-
-
-def swept(scenario, laws, *, finished=(), **target):
+def swept(scenario, count, *, finished=(), **target):
+    """On so many nodes that are alike."""
+    laws = {f"n{number}": Law(noise=0.01) for number in range(1, count + 1)}
     nodes, summaries = FakeNodes(scenario, laws, **target), []
     on_event = heard(on_summary=summaries.append)
     found = sweep_nodes(
@@ -39,7 +47,7 @@ def swept(scenario, laws, *, finished=(), **target):
 @pytest.fixture(scope="module", params=[CLOSED, CAPACITY], ids=["throughput", "capacity"])
 def four(request):
     """A scenario, and its sweep on four nodes."""
-    return request.param, *swept(request.param, alike(4))
+    return request.param, *swept(request.param, 4)
 
 
 def at_once(nodes: FakeNodes) -> list[list[Plan]]:
@@ -56,16 +64,11 @@ def test_trials_run_at_once_on_every_node_and_each_says_where(four):
     assert {trial.node for trial in trials} == {"n1", "n2", "n3", "n4"}
     assert summary.nodes == "n1, n2, n3, n4"
     assert sum(trial.seconds for trial in trials) > 2.0 * (nodes.now_s() - 1000.0)
-
-
-def test_nodes_are_not_compared_and_nothing_is_corrected_by_a_speed(four):
-    _, trials, _, _ = four
-    assert "node" not in {trial.source for trial in trials}
+    assert "node" not in {trial.source for trial in trials}  # nothing is corrected by a speed
 
 
 def test_what_is_asked_at_once_is_of_different_configurations_but_for_fresh_runs(four):
-    _, _, nodes, _ = four
-    for plans in at_once(nodes):
+    for plans in at_once(four[2]):
         compared = [plan.request.configuration for plan in plans if plan.request.source != "confirm"]
         assert len(set(compared)) == len(compared)
         fresh = Counter(plan.request.configuration for plan in plans if plan.request.source == "confirm")
@@ -75,11 +78,9 @@ def test_what_is_asked_at_once_is_of_different_configurations_but_for_fresh_runs
 
 def test_nothing_is_asked_beside_what_decides_whether_it_is_asked(four):
     """A lone client alone; scouts beside scouts; no fresh run beside a comparison that was asked for before it."""
-    _, _, nodes, _ = four
-    groups = at_once(nodes)
-    assert [plan.request.source for plan in groups[0]] == ["probe"]
-    for plans in groups:
-        sources = [plan.request.source for plan in plans]
+    groups = [[plan.request.source for plan in plans] for plans in at_once(four[2])]
+    assert groups[0] == ["probe"]
+    for sources in groups:
         assert "calibration" not in sources or set(sources) == {"calibration"}
         assert "confirm" not in sources or sources[0] == "confirm"
 
@@ -87,23 +88,22 @@ def test_nothing_is_asked_beside_what_decides_whether_it_is_asked(four):
 def test_the_choice_is_that_of_one_server_and_is_confirmed(four):
     """All 16 clients in one batch; of a capacity whichever size holds most."""
     scenario, trials, _, _ = four
-    chosen = recommend(trials, scenario=scenario)
-    alone = recommend(swept(scenario, alike(1))[0], scenario=scenario)
+    chosen, alone = (recommend(runs, scenario=scenario) for runs in (trials, swept(scenario, 1)[0]))
     assert chosen.configuration.batching.max_batch_size >= 16
     assert sum(trial.source == "confirm" for trial in trials) >= 3
     assert chosen.throughput_rps.value == pytest.approx(alone.throughput_rps.value, rel=0.06)
 
 
-def test_a_budget_of_time_is_kept_by_the_clock_on_the_wall():
-    for count in (1, 3):
-        trials, nodes, _ = swept(CLOSED, alike(count))
-        assert nodes.now_s() - 1000.0 <= 30.0 + max(trial.seconds for trial in trials)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_budget_of_time_is_kept_by_the_clock_on_the_wall(count):
+    trials, nodes, _ = swept(CLOSED, count)
+    assert nodes.now_s() - 1000.0 <= 30.0 + max(trial.seconds for trial in trials)
 
 
 def test_a_resumed_sweep_goes_on_where_it_stood():
-    trials, *_ = swept(CAPACITY, alike(3))
+    trials, *_ = swept(CAPACITY, 3)
     cut = len(trials) // 2
-    resumed, nodes, _ = swept(CAPACITY, alike(3), finished=trials[:cut])
+    resumed, nodes, _ = swept(CAPACITY, 3, finished=trials[:cut])
     assert {plan.number for _, _, plan in nodes.begun} == {trial.number for trial in resumed}
     assert min(trial.number for trial in resumed) == 1 + max(trial.number for trial in trials[:cut])
     assert "probe" not in {trial.source for trial in resumed}
@@ -111,67 +111,222 @@ def test_a_resumed_sweep_goes_on_where_it_stood():
 
 def test_what_fails_on_every_node_ends_the_sweep():
     with pytest.raises(TargetError, match="3 trials in a row failed; the last: no such model"):
-        swept(CLOSED, alike(2), refuses=lambda _configuration: "no such model")
+        swept(CLOSED, 2, refuses=lambda _configuration: "no such model")
 
 
-class _Bench:
-    """Notes who runs what; `lost` raises as a bench does whose node is gone."""
-
-    def __init__(self, name: str, ran: list[tuple[str, int]], *, lost: bool = False) -> None:
-        self._name, self._ran, self._lost = name, ran, lost
-
-    def run(self, plan: Plan) -> FinishedTrial:
-        if self._lost:
-            raise MeasurementInvalidError("its node is gone")
-        self._ran.append((self._name, plan.number))
-        return FinishedTrial(trial=planted(plan.number, throughput=1.0, p95_s=0.01), samples=None)
+def test_a_sweep_goes_on_with_the_nodes_that_are_left():
+    nodes = FakeNodes(CLOSED, {f"n{number}": Law(noise=0.01) for number in (1, 2, 3)})
+    found = sweep_nodes(CLOSED, lambda _report: nodes, now_s=nodes.now_s)
+    assert "n3" in {next(found).trial.node for _ in range(4)}
+    nodes.names.remove("n3")
+    rest = [done.trial.node for done in found]
+    assert set(rest[3:]) == {"n1", "n2"}
 
 
-def plans(count: int) -> list[Plan]:
-    configuration = one_by_one(CLOSED)
-    return [
-        Plan(
-            number=number,
-            seed=1,
-            request=TrialRequest(configuration=configuration, source="grid", reason=""),
-        )
-        for number in range(1, count + 1)
-    ]
+def ran_by(nodes: NodeBenches | ServerNodes, count: int) -> list[Trial]:
+    plans = [planned(one_by_one(CLOSED), number=number, source="grid") for number in range(1, count + 1)]
+    return [done.trial for done in nodes.run_all(plans)]
 
 
-def ran_by(benches: NodeBenches, count: int) -> list[Trial]:
-    return [done.trial for done in benches.run_all(plans(count))]
+def played(plan: Plan) -> FinishedTrial:
+    return FinishedTrial(trial=planted(plan.number, p95_s=0.01), samples=None)
+
+
+def lost(_plan: Plan) -> FinishedTrial:
+    raise MeasurementInvalidError("its node is gone")
 
 
 def test_more_plans_than_nodes_run_as_these_become_free():
-    ran: list[tuple[str, int]] = []
-    benches = NodeBenches({name: _Bench(name, ran) for name in ("n1", "n2")})
-    done = ran_by(benches, 5)
-    assert {trial.number: trial.node for trial in done} == {number: name for name, number in ran}
+    done = ran_by(NodeBenches({name: SimpleNamespace(run=played) for name in ("n1", "n2")}), 5)
+    assert {trial.node for trial in done} == {"n1", "n2"}
     assert sorted(trial.number for trial in done) == [1, 2, 3, 4, 5]
 
 
-def test_what_a_lost_node_was_to_run_is_run_on_another():
-    ran, told = [], []
-    benches = NodeBenches({"n1": _Bench("n1", ran, lost=True), "n2": _Bench("n2", ran)}, on_event=told.append)
-    done = ran_by(benches, 3)
-    assert [trial.node for trial in done] == ["n2"] * 3
-    assert told == ["n1 is lost: its node is gone; its trial is run again on another node"]
-    assert benches.names == ("n2",)
-
-
 def test_without_any_node_left_the_sweep_ends():
-    benches = NodeBenches({"n1": _Bench("n1", [], lost=True)})
+    benches = NodeBenches({"n1": SimpleNamespace(run=lost)})
     with pytest.raises(MeasurementInvalidError, match="n1, the last node, was lost: its node is gone"):
         ran_by(benches, 1)
 
 
-def test_a_sweep_goes_on_with_the_nodes_that_are_left():
-    names: Callable[[list[Trial]], set[str | None]] = lambda trials: {trial.node for trial in trials}  # noqa: E731
-    nodes = FakeNodes(CLOSED, alike(3))
-    found = sweep_nodes(CLOSED, lambda _report: nodes, now_s=nodes.now_s)
-    begun = [next(found).trial for _ in range(4)]
-    assert "n3" in names(begun)
-    nodes.names.remove("n3")
-    rest = [done.trial for done in found]
-    assert names(rest[3:]) == {"n1", "n2"}
+class FakeStation:
+    """A station whose trials end at the second look, but for those that it is lost under."""
+
+    def __init__(
+        self, node: str, machine: str, *, cpus: int = 4, lost: bool = False, rows: int | None = None
+    ) -> None:
+        self._place = Place(node=node, machine=machine, cpus=tuple(range(cpus)))
+        self._lost, self._rows, self._looks = lost, rows, 0
+        self.opened: tuple[tuple[int, ...], bool] | None = None
+        self.scenario: Scenario | None = None
+
+    def place(self) -> Place:
+        return self._place
+
+    def open(self, scenario: Scenario, cpus: Any, alone: bool) -> Scenario:
+        self.opened, self.scenario = (tuple(cpus), alone), scenario
+        if self._rows == 0:
+            raise TargetError("no tritonserver")
+        found = None if self._rows is None else FoundBatching(max_batch_size=self._rows)
+        return scenario.model_copy(update={"target": scenario.target.model_copy(update={"found": found})})
+
+    def begin(self, plan: Plan) -> None:
+        self._plan, self._looks = plan, 0
+
+    def look(self) -> tuple[None, bool]:
+        if self._lost:
+            raise MeasurementInvalidError("the actor died")
+        self._looks += 1
+        return None, self._looks > 1
+
+    def result(self) -> FinishedTrial:
+        return played(self._plan)
+
+    def close(self) -> None:
+        pass
+
+
+def nodes_of(*stations: FakeStation) -> tuple[ServerNodes, list[str]]:
+    told: list[str] = []
+    return ServerNodes(scenario_of(), stations, on_event=told.append, sleep=lambda _seconds: None), told
+
+
+def test_what_a_tritons_model_had_must_be_the_same_on_all_nodes_and_each_must_start() -> None:
+    first = FakeStation("a", "m1", rows=8)
+    nodes, _ = nodes_of(first, FakeStation("b", "m2", rows=8))
+    assert nodes.scenario.target.found is not None
+    with pytest.raises(UsageError, match="b has another configuration of it than a"):
+        nodes_of(first, FakeStation("b", "m2", rows=4))
+    with pytest.raises(TargetError, match="b: no tritonserver"):
+        nodes_of(first, FakeStation("b", "m2", rows=0))
+
+
+def test_servers_on_one_machine_share_its_cpus_out_and_do_not_watch_each_other() -> None:
+    stations = [FakeStation("a", "m1"), FakeStation("a", "m1"), FakeStation("b", "m2")]
+    nodes, told = nodes_of(*stations)
+    opened = [((0, 1), False), ((2, 3), False), ((0, 1, 2, 3), True)]
+    assert [station.opened for station in stations] == opened
+    assert nodes.names == ("a #1", "a #2", "b")
+    assert "2 of them share a machine" in told[-1]
+
+
+def test_servers_of_a_resumed_sweep_have_their_own_cpus_again() -> None:
+    earlier = placed_on_node(scenario_of(), cpus=(0, 1), alone=False)
+    stations = [FakeStation("a", "m1"), FakeStation("a", "m1")]
+    ServerNodes(earlier, stations)
+    assert earlier.target.cpus is not None
+    asked = [(station.scenario.target.cpus, station.scenario.load.cpus) for station in stations]
+    assert asked == [(None, None)] * 2
+
+
+def test_more_servers_than_cpus_all_have_all_of_them() -> None:
+    stations = [FakeStation("a", "m", cpus=1), FakeStation("a", "m", cpus=1)]
+    nodes_of(*stations)
+    assert [station.opened for station in stations] == [((0,), False)] * 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_trials_run_on_every_station_that_is_not_lost_and_say_where(lost: bool) -> None:
+    nodes, told = nodes_of(FakeStation("a", "m1", lost=lost), FakeStation("b", "m2"))
+    done = ran_by(nodes, 4)
+    assert {one.node for one in done} == ({"b"} if lost else {"a", "b"})
+    assert sorted(one.number for one in done) == [1, 2, 3, 4]
+    said = "a is lost: the actor died; its trial is run again on another node"
+    assert (told[-1] == said, nodes.names == ("b",)) == (lost, lost)
+
+
+def test_one_live_load_is_told_while_trials_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchtune.tune.sweep.ray_nodes.WAIT_S", 0.0)
+    nodes, _ = nodes_of(FakeStation("a", "m1"))
+    told: list[int] = []
+    nodes.report = lambda plan, _live: told.append(plan.number)
+    (trials,) = nodes._trials
+    trials.live = planned(one_by_one(CLOSED)), LiveAggregate.__new__(LiveAggregate)
+    nodes._report()
+    assert told == [1]
+
+
+def result_of(station: NodeStation, plan: object) -> Any:
+    """What a trial on the station ends with, whose bench answers with its thread, or raises what it is asked with."""
+
+    def run(asked: Any) -> threading.Thread:
+        if isinstance(asked, Exception):
+            raise asked
+        return threading.current_thread()
+
+    bench: Any = SimpleNamespace(run=run)
+    station._bench = bench
+    station.begin(plan)  # type: ignore[arg-type]
+    station._trial.exception(timeout=30.0)
+    assert station.look()[1]
+    return station.result()
+
+
+@pytest.fixture
+def station():
+    opened = NodeStation()
+    yield opened
+    opened.close()
+
+
+def test_the_thread_that_launches_a_server_outlives_the_trial(station: NodeStation) -> None:
+    """The kernel ends a server with the thread that launched it, and so between two trials."""
+    first = result_of(station, "first")
+    assert first.is_alive()
+    assert result_of(station, "second") is first
+    station.close()
+    first.join(30.0)
+    assert not first.is_alive()
+
+
+def test_a_fault_of_a_trial_is_the_trials(station: NodeStation) -> None:
+    with pytest.raises(TargetError, match="gone"):
+        result_of(station, TargetError("gone"))
+    with pytest.raises(MeasurementInvalidError, match="its trial ended with ValueError: what"):
+        result_of(station, ValueError("what"))
+
+
+def test_a_triton_is_launched_when_its_node_is_opened(tmp_path: Path, station: NodeStation) -> None:
+    """What its model's configuration says of batching belongs to the search; that nothing starts is told before."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "python" max_batch_size: 4')
+    target = {"kind": "triton", "model": str(tmp_path / "m"), "command": [str(tmp_path / "tritonserver")]}
+    with pytest.raises(TargetError, match=r"tritonserver"):
+        station.open(scenario_of(target=target, request={"protocol": "kserve_grpc"}), (0,), alone=False)
+
+
+def test_a_server_keeps_to_its_share_where_that_is_too_small_for_both(station: NodeStation) -> None:
+    with pytest.raises(UsageError, match=r"target\.cpus: this process may run on"):
+        station.open(scenario_of(), (9_999,), alone=False)
+
+
+def test_what_was_not_begun_is_lost(station: NodeStation) -> None:
+    with pytest.raises(MeasurementInvalidError, match="was not opened"):
+        station.begin("plan")  # type: ignore[arg-type]
+    with pytest.raises(MeasurementInvalidError, match="runs no trial"):
+        station.look()
+
+
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("pip install 'batchtune[ray]'")
+    script = Path(__file__).with_name("ray_sweep.py")
+    return answer_of(script, str(tmp_path_factory.mktemp("runs")), timeout_s=240)
+
+
+@pytest.mark.slow
+def test_a_sweep_on_two_ray_nodes_recommends_and_leaves_nothing(on_ray: dict[str, Any]) -> None:
+    assert on_ray["exit_code"] in (0, 5)
+    if on_ray["exit_code"] == 0:
+        assert on_ray["batching"]["max_batch_size"] == 8
+    assert len(on_ray["nodes"]) == 2
+    assert on_ray["overlapping"] > 0
+    assert "servers under test: 2 nodes" in on_ray["said"]
+    assert on_ray["left"] == []
+
+
+@pytest.mark.slow
+def test_a_node_killed_under_its_trial_is_gone_on_without(on_ray: dict[str, Any]) -> None:
+    assert on_ray["killed"]["lost"]
+    assert on_ray["killed"]["exit_code"] in (0, 5)
+    assert on_ray["killed"]["trials_after"] > 0

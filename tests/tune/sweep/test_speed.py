@@ -7,12 +7,10 @@ import pytest
 
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.pace import usual_budget_s
-from batchtune.tune.trials.trial import TrialRequest
 from batchtune.twin.simulator.simulate import Device
-from tests.tune.tune_fakes import heard
+from tests.tune.tune_fakes import batches_of, bench_of, heard, planned, scenario_of
 from tests.twin.simulated_fleet import simulated_server
 
 SPEEDS = {
@@ -45,16 +43,7 @@ def scenario(objective: str, fixed_s: float, per_row_s: float, **search) -> Scen
         "latency": {"arrivals": "poisson", "rate": f"{0.75 / lone_s}/s"},
     }[objective]
     slo = {} if objective == "throughput" else {"p95": f"{1000 * 10 * lone_s:.4f}ms"}
-    return Scenario.model_validate(
-        {
-            "name": "speed",
-            "target": {"model": "."},
-            "load": load,
-            "objective": objective,
-            "slo": slo,
-            "search": {"space": SPACE, **search},
-        }
-    )
+    return scenario_of(load=load, objective=objective, slo=slo, search={"space": SPACE, **search})
 
 
 @pytest.mark.parametrize(("speed", "objective"), ASKED)
@@ -76,25 +65,10 @@ def test_the_default_sweep_ends_with_a_recommendation_at_any_speed(speed, object
 
 def test_a_run_of_a_few_batches_has_an_exact_rate():
     """Batches of 16 in 2.5 s: in 10 s there are 3 to 5 of them, and between their ends always 6.4 requests/s."""
-    clock, target, fleet = simulated_server(device(0.1, 0.15))
+    _, target, fleet = simulated_server(device(0.1, 0.15))
     asked = scenario("throughput", 0.1, 0.15)
     for warm_up_s in (3.0, 4.1, 5.2):
         load = asked.load.model_copy(update={"warm_up_s": warm_up_s, "duration_s": 10.0})
-        bench = Bench(
-            asked.model_copy(update={"load": load}),
-            target,
-            fleet,
-            on_live=lambda _plan, _live: None,
-            now_s=clock,
-            sleep=clock.sleep,
-        )
-        sixteen = asked.configuration(
-            {"max_batch_size": 16, "num_batch_threads": 1, "batch_timeout_micros": 0}
-        )
-        plan = Plan(
-            number=1,
-            seed=1,
-            request=TrialRequest(configuration=sixteen, source="sampler", reason=""),
-        )
-        measured = bench.run(plan).trial.measurement
+        bench = bench_of(asked.model_copy(update={"load": load}), target, fleet)
+        measured = bench.run(planned(batches_of(16))).trial.measurement
         assert measured.throughput_rps.value == pytest.approx(6.4, rel=0.01)

@@ -22,45 +22,40 @@ VARIANTS = [Variant(name=name, scenario=scenario_of()) for name in ("main", "pul
 OK = Conclusion(verdict="OK", findings=(), blocks=6, fresh_blocks=0, blocks_max=24)
 
 
-def runs(**candidate) -> list:
+def runs(measured=None) -> list:
+    """Six blocks of both, of which the candidate measured this."""
     return [
-        trial(name, block, measurement(**(candidate if name == "pull_request" else {})))
+        trial(name, block, measured if name == "pull_request" else None)
         for block in range(1, 7)
         for name in ("main", "pull_request")
     ]
 
 
-def test_sound_runs_leave_the_verdict_alone():
-    assert judged(OK, runs(), VARIANTS) == OK
+NOISY = runs(measurement(caveats=(caveat("host_steal", steal_ratio=0.2),)))
+LIMITED = runs(measurement(caveats=(caveat("client_busy", cpu_ratio=0.95),)))
+FAILING = runs(measurement(verdict="FAIL", verdict_reason=as_text("p95 60 ms of 50 ms")))
 
 
 @pytest.mark.parametrize(
-    ("caveats", "words"),
+    ("trials", "verdict", "exit_code", "words"),
     [
-        ((caveat("client_busy", cpu_ratio=0.95),), "load generator was the limit"),
-        ((caveat("host_steal", steal_ratio=0.2),), "the host disturbed every run of pull_request"),
+        (LIMITED, "INVALID", 6, "load generator was the limit"),
+        (NOISY, "INVALID", 6, "the host disturbed every run of pull_request"),
+        (FAILING, "SLO MISSED", 3, "p95 60 ms of 50 ms"),
     ],
 )
-def test_runs_that_are_not_the_servers_make_it_invalid(caveats, words):
-    conclusion = judged(OK, runs(caveats=caveats), VARIANTS)
-    assert (conclusion.verdict, conclusion.exit_code) == ("INVALID", 6)
+def test_a_check_without_regression_ends_as_its_runs_say(trials, verdict, exit_code, words):
+    assert judged(OK, runs(), VARIANTS) == OK
+    conclusion = judged(OK, trials, VARIANTS)
+    assert (conclusion.verdict, conclusion.exit_code) == (verdict, exit_code)
     assert words in text_of(conclusion.reason)
 
 
 def test_a_confirmed_regression_stands_on_a_disturbed_host_and_not_where_the_client_was_the_limit():
-    noisy = runs(caveats=(caveat("host_steal", steal_ratio=0.2),))
     confirmed = replace(regressed(), confirms=True)
-    assert judged(confirmed, noisy, VARIANTS) == confirmed
-    limited = runs(caveats=(caveat("client_busy", cpu_ratio=0.95),))
-    assert judged(regressed(), limited, VARIANTS).verdict == "INVALID"
-
-
-def test_a_missed_slo_ends_a_check_without_regression_with_3():
-    failing = runs(verdict="FAIL", verdict_reason=as_text("p95 60 ms of 50 ms"))
-    conclusion = judged(OK, failing, VARIANTS)
-    assert (conclusion.verdict, conclusion.exit_code) == ("SLO MISSED", 3)
-    assert "p95 60 ms of 50 ms" in text_of(conclusion.reason)
-    assert judged(regressed(), failing, VARIANTS).verdict == "REGRESSED"
+    assert judged(confirmed, NOISY, VARIANTS) == confirmed
+    assert judged(regressed(), LIMITED, VARIANTS).verdict == "INVALID"
+    assert judged(regressed(), FAILING, VARIANTS).verdict == "REGRESSED"
 
 
 def test_a_failed_server_stays_the_reason():
@@ -69,11 +64,7 @@ def test_a_failed_server_stays_the_reason():
 
 
 def test_a_change_is_attributed_and_none_is_not():
-    slower = [
-        trial(name, block, moved(execution_s_by_rows={16: 0.003}) if name == "pull_request" else None)
-        for block in range(1, 7)
-        for name in ("main", "pull_request")
-    ]
+    slower = runs(moved(execution_s_by_rows={16: 0.003}))
     sides = {"baseline": "main", "candidate": "pull_request"}
     assert attributed(regressed(), slower, **sides).cause == "compute"
     assert attributed(OK, slower, **sides) is None
@@ -83,9 +74,8 @@ def test_a_change_is_attributed_and_none_is_not():
 
 
 def test_the_history_gets_a_line_a_check_also_after_one_that_was_cut_short(tmp_path):
-    line = history_line(
-        account(), {"git": {"commit": "abc"}, "machine": {"host": "ci"}, "cpu": {"model": "EPYC"}}
-    )
+    provenance = {"git": {"commit": "abc"}, "machine": {"host": "ci"}, "cpu": {"model": "EPYC"}}
+    line = history_line(account(), provenance)
     assert (line["verdict"], line["commit"], line["host"]) == ("REGRESSED", "abc", "ci")
     assert history_line(account(), {"git": {"commit": "abc"}}, commit="f00")["commit"] == "f00"
     assert line["gates"]["p95"]["state"] == "regressed"

@@ -17,38 +17,41 @@ from batchtune.check.gate import (
 from batchtune.errors import UsageError
 from batchtune.scenario.spec.check import METRICS
 
-
-def test_lower_throughput_and_higher_latency_are_worse():
-    assert Gate(metric="throughput", margin=0.05).worsening(100.0, 90.0) > 0.0
-    assert Gate(metric="p95", margin=0.05).worsening(0.010, 0.009) < 0.0
-    assert Gate(metric="errors", margin=0.001).worsening(0.0, 0.01) == 0.01
+FARTHEST = math.log(1000.0)
 
 
 @pytest.mark.parametrize(
-    ("metric", "after"), [("throughput", 0.95), ("p95", 1.05), ("cpu", 1.05), ("errors", 0.05)]
+    ("metric", "before", "after", "worsening"),
+    [
+        ("throughput", 100.0, 90.0, math.log(100 / 90)),
+        ("p95", 0.010, 0.009, math.log(9 / 10)),
+        ("errors", 0.0, 0.01, 0.01),
+        ("p99", 0.01, math.inf, FARTHEST),
+        ("p99", math.inf, 0.01, -FARTHEST),
+        ("p99", math.inf, math.inf, math.nan),
+        ("p99", math.nan, 1.0, math.nan),
+        ("p99", 0.0, 1.0, math.nan),
+        ("capacity", 500.0, 0.0, FARTHEST),
+        ("capacity", 0.0, 500.0, -FARTHEST),
+        ("capacity", 0.0, 0.0, math.nan),
+        ("capacity", math.nan, 0.0, math.nan),
+    ],
 )
-def test_a_change_as_large_as_the_margin_is_just_the_limit(metric, after):
+def test_lower_throughput_and_higher_latency_are_worse_and_nothing_is_farther_than_a_factor_of_1000(
+    metric, before, after, worsening
+):
+    found = Gate(metric=metric, margin=0.05).worsening(before, after)
+    assert found == pytest.approx(worsening, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after"),
+    [("throughput", 1.0, 0.95), ("p95", 1.0, 1.05), ("cpu", 1.0, 1.05), ("errors", 0.0, 0.05)],
+)
+def test_a_change_as_large_as_the_margin_is_just_the_limit(metric, before, after):
     gate = Gate(metric=metric, margin=0.05)
-    before = 0.0 if metric == "errors" else 1.0
     assert gate.worsening(before, after) == pytest.approx(gate.limit)
     assert gate.change(gate.limit) == pytest.approx(after - before)
-
-
-def test_a_quantile_beyond_all_answers_is_a_thousand_times_worse_and_two_of_them_tell_nothing():
-    gate = Gate(metric="p99", margin=0.1)
-    assert gate.worsening(0.01, math.inf) == pytest.approx(math.log(1000.0))
-    assert gate.worsening(math.inf, 0.01) == pytest.approx(-math.log(1000.0))
-    assert math.isnan(gate.worsening(math.inf, math.inf))
-    assert math.isnan(gate.worsening(math.nan, 1.0))
-    assert math.isnan(gate.worsening(0.0, 1.0))
-
-
-def test_a_rate_that_none_holds_is_the_farthest_change_and_two_of_them_tell_nothing():
-    gate = Gate(metric="capacity", margin=0.05)
-    assert gate.worsening(500.0, 0.0) == pytest.approx(math.log(1000.0))
-    assert gate.worsening(0.0, 500.0) == pytest.approx(-math.log(1000.0))
-    assert math.isnan(gate.worsening(0.0, 0.0))
-    assert math.isnan(gate.worsening(math.nan, 0.0))
 
 
 @pytest.mark.parametrize("metric", ["throughput", "p95", "errors"])
@@ -80,11 +83,8 @@ def test_first_tokens_and_gaps_are_guarded_where_answers_are_streamed():
 
 
 def test_margins_are_read_from_one_text_or_several():
-    assert parse_margins(["p95=5%,throughput=0.03", "cpu=2%"]) == {
-        "p95": 0.05,
-        "throughput": 0.03,
-        "cpu": 0.02,
-    }
+    expected = {"p95": 0.05, "throughput": 0.03, "cpu": 0.02}
+    assert parse_margins(["p95=5%,throughput=0.03", "cpu=2%"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,8 @@ def test_a_margin_that_says_nothing_is_refused_in_words(text, words):
 
 
 def test_without_names_the_objective_says_what_is_guarded():
-    assert [gate.metric for gate in gates_of({}, objective="latency")] == [
-        "p50",
-        "p95",
-        "p99",
-        "errors",
-        "cpu",
-    ]
+    guarded = [gate.metric for gate in gates_of({}, objective="latency")]
+    assert guarded == ["p50", "p95", "p99", "errors", "cpu"]
     assert all(gate.is_default for gate in default_gates("throughput"))
     (named,) = gates_of({"p95": 0.03}, objective="throughput")
     assert (named.margin, named.is_default) == (0.03, False)

@@ -10,20 +10,10 @@ from batchtune.measure.quantiles import Estimate
 from batchtune.report.check_text import limit_text
 from tests.check.check_fakes import measurement, trial
 
-RUN = trial(
-    "load",
-    1,
-    measurement(
-        throughput_rps=Estimate(value=500.0, low=480.0, high=520.0),
-        latency_s={
-            "p99": Estimate(value=0.03, low=0.025, high=0.04),
-            "p50": Estimate(value=0.004, low=0.003, high=0.005),
-            "ttft_p95": Estimate(value=0.02, low=0.018, high=0.023),
-            "p95": Estimate(value=0.02, low=0.018, high=0.023),
-        },
-        error_ratio=0.01,
-    ),
-)
+P95 = Estimate(value=0.02, low=0.018, high=0.023)
+LATENCY_S = {"p99": Estimate(value=0.03, low=0.025, high=0.04), "ttft_p95": P95, "p95": P95}
+THROUGHPUT = Estimate(value=500.0, low=480.0, high=520.0)
+RUN = trial("load", 1, measurement(throughput_rps=THROUGHPUT, latency_s=LATENCY_S, error_ratio=0.01))
 
 
 @pytest.mark.parametrize(
@@ -57,24 +47,18 @@ def test_what_is_said_names_figure_interval_and_limit():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "words", "hint"),
     [
-        ("p95", "expected FIGURE=LIMIT"),
-        ("p96=1ms", "called 'p96'"),
-        ("p95=20", "its unit"),
-        ("errors=x", "percentage"),
-        ("", "expected FIGURE=LIMIT"),
-        ("errors=5", "at most 500 % of all requests is always met"),
-        ("errors=100%", "at most 100 %"),
+        ("p95", "expected FIGURE=LIMIT", ""),
+        ("p96=1ms", "called 'p96'", ""),
+        ("p95=20", "its unit", ""),
+        ("errors=x", "percentage", ""),
+        ("", "expected FIGURE=LIMIT", ""),
+        ("errors=5", "at most 500 % of all requests is always met", "write errors=5%"),
+        ("errors=100%", "at most 100 %", "write errors=1%"),
     ],
 )
-def test_a_limit_that_says_nothing_is_refused(text, words):
-    with pytest.raises(UsageError, match=words):
+def test_a_limit_that_says_nothing_is_refused(text, words, hint):
+    with pytest.raises(UsageError, match=words) as raised:
         parse_limits([text])
-
-
-@pytest.mark.parametrize(("text", "hint"), [("errors=5", "errors=5%"), ("errors=100%", "errors=1%")])
-def test_a_share_of_all_requests_is_written_in_per_cent(text, hint):
-    with pytest.raises(UsageError) as raised:
-        parse_limits([text])
-    assert raised.value.hint == f"write {hint}"
+    assert hint in ("", raised.value.hint)

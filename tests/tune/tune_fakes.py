@@ -40,20 +40,16 @@ from batchtune.wire.signature import Signature, TensorSpec
 
 def heard(
     *,
-    on_progress: Callable[[SweepProgress], None] = lambda _progress: None,
-    on_plan: Callable[[Coded], None] = lambda _plan: None,
-    on_summary: Callable[[SearchSummary], None] = lambda _summary: None,
+    on_progress: Callable[[SweepProgress], None] | None = None,
+    on_plan: Callable[[Coded], None] | None = None,
+    on_summary: Callable[[SearchSummary], None] | None = None,
 ) -> Callable[[SweepEvent], None]:
     """What takes each kind of a sweep's events."""
+    takers: dict[type, Any] = {SweepProgress: on_progress, Coded: on_plan, SearchSummary: on_summary}
 
     def hear(event: SweepEvent) -> None:
-        match event:
-            case SweepProgress():
-                on_progress(event)
-            case Coded():
-                on_plan(event)
-            case SearchSummary():
-                on_summary(event)
+        if take := takers[type(event)]:
+            take(event)
 
     return hear
 

@@ -29,8 +29,8 @@ def scenario(**search: Any) -> Scenario:
     return scenario_of(load={"arrivals": "poisson"}, objective="capacity", search={"space": SPACE, **search})
 
 
-def points(contenders: Contenders) -> list[tuple[Any, ...]]:
-    return [tuple(contender.point.values()) for contender in contenders if contender.point is not None]
+def sizes(contenders: Contenders) -> set[int]:
+    return {contender.point["max_batch_size"] for contender in contenders if contender.point is not None}
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,7 @@ def test_what_an_attached_server_has_is_loaded_before_anything_else_is_tried(ask
     search = search_of(scenario, budget_s=60.0)
     (lone,) = search.next_asks(1, left_s=60.0)
     assert lone.concurrency == 1
-    probe = planted(1, batching=None, throughput=100.0, p95_s=0.01, source="probe")
-    search.observe([replace(probe, request=lone)])
+    search.observe([replace(planted(1, throughput=100.0, p95_s=0.01, source="probe"), request=lone)])
     (first,) = search.next_asks(1, left_s=59.0)
     assert (first.configuration, first.reason) == (present, "what runs now")
 
@@ -63,26 +62,24 @@ def test_no_batching_and_the_defaults_are_always_named() -> None:
 
 
 def test_what_fixed_says_is_what_runs_now() -> None:
-    asked = scenario_of(fixed={"num_batch_threads": 2}, search={"space": {"max_batch_size": [1, 8]}})
-    assert reference_configurations(asked)["present"] == Configuration(
-        batching=from_dict({"num_batch_threads": 2})
-    )
-    flags = scenario_of(fixed={"max_enqueued_batches": 100}, search={"space": {"max_batch_size": [1, 8]}})
+    space = {"space": {"max_batch_size": [1, 8]}}
+    asked = scenario_of(fixed={"num_batch_threads": 2}, search=space)
+    present = Configuration(batching=from_dict({"num_batch_threads": 2}))
+    assert reference_configurations(asked)["present"] == present
+    flags = scenario_of(fixed={"max_enqueued_batches": 100}, search=space)
     assert "present" not in reference_configurations(flags)
 
 
-def test_what_an_attached_triton_has_is_what_runs_now() -> None:
-    for batched in (True, False):
-        found = FoundBatching(max_batch_size=8, dynamic_batching=batched)
-        asked = scenario_of(
-            target={"kind": "triton", "model": "m", "rest_url": "http://h:1"},
-            request={"protocol": "kserve_rest_binary"},
-            search={"space": {"max_batch_size": [1, 8]}},
-        )
-        asked = asked.model_copy(update={"target": asked.target.model_copy(update={"found": found})})
-        references = reference_configurations(asked)
-        assert list(references) == ["present", "no_batching", "defaults"]
-        assert references["present"] == references["defaults" if batched else "no_batching"]
+@pytest.mark.parametrize(("is_batched", "same"), [(True, "defaults"), (False, "no_batching")])
+def test_what_an_attached_triton_has_is_what_runs_now(is_batched: bool, same: str) -> None:
+    found = FoundBatching(max_batch_size=8, dynamic_batching=is_batched)
+    target = {"kind": "triton", "model": "m", "rest_url": "http://h:1"}
+    space = {"space": {"max_batch_size": [1, 8]}}
+    asked = scenario_of(target=target, request={"protocol": "kserve_rest_binary"}, search=space)
+    asked = asked.model_copy(update={"target": asked.target.model_copy(update={"found": found})})
+    references = reference_configurations(asked)
+    assert list(references) == ["present", "no_batching", "defaults"]
+    assert references["present"] == references[same]
 
 
 def test_a_configuration_that_several_name_is_one_contender() -> None:
@@ -90,38 +87,33 @@ def test_a_configuration_that_several_name_is_one_contender() -> None:
     first = contenders.at({"max_batch_size": 4, "batch_timeout_micros": 0, "num_batch_threads": 1}, "grid")
     again = contenders.overlaid({"max_batch_size": 4, "num_batch_threads": 1}, "rule")
     assert first is again
-    assert first is not None
     assert first.sources == ["grid", "rule"]
 
 
-def test_a_written_space_excludes_what_lies_outside_and_a_guessed_one_nothing() -> None:
-    wanted = {"max_batch_size": 7, "batch_timeout_micros": 333}
-    for grow in (False, True):
-        contenders = Contenders(scenario(grow=grow))
-        named = contenders.overlaid(wanted, "rule")
-        assert named is not None
-        assert (named in list(contenders)) is grow
-        assert named in contenders.all()
-    alone = Contenders(scenario(strategy="rule"))
-    assert alone.overlaid(wanted, "rule") in list(alone)
+@pytest.mark.parametrize(
+    ("search", "is_in"), [({"grow": False}, False), ({"grow": True}, True), ({"strategy": "rule"}, True)]
+)
+def test_a_written_space_excludes_what_lies_outside_and_a_guessed_one_nothing(
+    search: Any, is_in: bool
+) -> None:
+    contenders = Contenders(scenario(**search))
+    named = contenders.overlaid({"max_batch_size": 7, "batch_timeout_micros": 333}, "rule")
+    assert (named in list(contenders)) is is_in
+    assert named in contenders.all()
 
 
 def test_defaults_that_a_scenario_states_can_be_the_answer_outside_the_space() -> None:
-    target = {
-        "kind": "http",
-        "url": "http://127.0.0.1:1/",
+    target: dict[str, Any] = {"kind": "http", "url": "http://127.0.0.1:1/", "launch": ["serve"]}
+    target |= {
         "set": {"flag": {"size": "--size", "wait_s": "--wait"}},
-        "launch": ["serve"],
-        "means": {"rows": "size", "wait_s": "wait_s"},
         "defaults": {"size": 10, "wait_s": 0.01},
     }
+    target |= {"means": {"rows": "size", "wait_s": "wait_s"}}
     space = {"size": [1, 4, 8], "wait_s": [0, 0.005]}
     asked = scenario_of(target=target, request={"body": {"x": 1}}, search={"space": space})
     contenders = Contenders(asked)
-    defaults = contenders.of("defaults")
-    assert defaults in list(contenders)
-    other = contenders.add(asked.configuration({"size": 6, "wait_s": 0}), "rule")
-    assert other not in list(contenders)
+    assert contenders.of("defaults") in list(contenders)
+    assert contenders.add(asked.configuration({"size": 6, "wait_s": 0}), "rule") not in list(contenders)
 
 
 def test_points_with_words_and_the_switch_lie_inside_their_own_space() -> None:
@@ -136,65 +128,59 @@ def test_points_that_cannot_hold_a_request_are_not_named() -> None:
     asked = scenario_of(request={"rows": 4}, search={"space": SPACE})
     contenders = Contenders(asked)
     contenders.whole(1000)
-    assert {size for size, *_ in points(contenders)} == {4, 16}
+    assert sizes(contenders) == {4, 16}
 
 
 def test_batches_that_ran_out_of_memory_bar_all_as_large() -> None:
     contenders = Contenders(scenario())
     contenders.grid(64)
     contenders.ceiling_rows = 16
-    assert {size for size, *_ in points(contenders)} == {1, 4}
+    assert sizes(contenders) == {1, 4}
     assert contenders.of("no_batching") in list(contenders)
     assert contenders.of("defaults") not in list(contenders)
 
 
-def test_neighbours_are_a_step_of_one_parameter_and_grow_a_guessed_space() -> None:
-    top = {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1}
-    for grow, sizes in ((False, {4}), (True, {4, 32})):
-        contenders = Contenders(scenario(grow=grow))
-        leader = contenders.at(top, "grid")
-        assert leader is not None
-        near = [contender.point for contender in contenders.neighbours(leader)]
-        assert {point["max_batch_size"] for point in near if point} - {16} == sizes
-        assert all(sum(point[name] != top[name] for name in top) == 1 for point in near if point)
+TOP = {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1}
+
+
+@pytest.mark.parametrize(("grow", "sizes"), [(False, {4, 16}), (True, {4, 16, 32})])
+def test_neighbours_are_a_step_of_one_parameter_and_grow_a_guessed_space(grow: bool, sizes: set[int]) -> None:
+    contenders = Contenders(scenario(grow=grow))
+    near = [one.point for one in contenders.neighbours(contenders.at(TOP, "grid")) if one.point]
+    assert {point["max_batch_size"] for point in near} == sizes
+    assert all(sum(point[name] != TOP[name] for name in TOP) == 1 for point in near)
 
 
 @pytest.mark.parametrize("strategy", ["rule", "optuna"])
 def test_where_others_name_all_contenders_nobody_steps_or_grows(strategy: str) -> None:
     contenders = Contenders(scenario(strategy=strategy, grow=True))
-    leader = contenders.at(
-        {"max_batch_size": 16, "batch_timeout_micros": 0, "num_batch_threads": 1}, "sampler"
-    )
-    assert leader is not None
+    leader = contenders.at(TOP, "sampler")
     assert contenders.neighbours(leader) == []
     assert not contenders.grow_sizes(leader)
 
 
 def test_the_guide_begins_with_a_thread_for_each_cpu_a_large_batch_and_no_timeout() -> None:
     asked = scenario_of(target={"model": "fake", "cpus": [0, 1, 2]}, search={"space": SPACE})
-    assert guide_point(asked, SPACE) == {
-        "max_batch_size": 16,
-        "batch_timeout_micros": 0,
-        "num_batch_threads": 3,
-    }
+    assert guide_point(asked, SPACE) == {**TOP, "num_batch_threads": 3}
 
 
-@pytest.mark.parametrize(("budget_s", "is_short"), [(2.0, True), (6.0, True), (20.0, False)])
-def test_a_budget_that_leaves_no_time_to_compare_says_so_in_the_opening_line(
-    budget_s: float, is_short: bool
+SHORT = "leaves no time to compare configurations, perhaps none for an answer; without a budget a sweep takes 2 min"
+COUNTS = "search.budget.trials counts configurations: at most 5 are compared, and scouts and confirmation runs come on top"
+
+
+@pytest.mark.parametrize(
+    ("budget", "budget_s", "said"),
+    [
+        ({"time": "2s"}, 2.0, {SHORT}),
+        ({"time": "6s"}, 6.0, {SHORT}),
+        ({"time": "20s"}, 20.0, set()),
+        ({"trials": 5}, 60.0, {COUNTS}),
+        ({"trials": 5, "time": "60s"}, 60.0, {COUNTS, "1 min 00 s: "}),
+    ],
+)
+def test_the_opening_line_says_what_a_budget_leaves_no_time_for_and_what_it_counts(
+    budget: Any, budget_s: float, said: set[str]
 ) -> None:
-    search = {"budget": {"time": f"{budget_s:g}s"}, "space": {"max_batch_size": [1, 2, 4]}}
+    search = {"budget": budget, "space": {"max_batch_size": [1, 2, 4]}}
     plan = text_of(search_of(scenario_of(search=search), budget_s=budget_s).plan())
-    words = "leaves no time to compare configurations, perhaps none for an answer; without a budget a sweep takes 2 min"
-    assert (words in plan) == is_short
-
-
-@pytest.mark.parametrize("time", [{}, {"time": "60s"}])
-def test_a_budget_of_trials_says_in_the_opening_line_what_it_counts(time: dict[str, str]) -> None:
-    search = {"budget": {"trials": 5, **time}, "space": {"max_batch_size": [1, 2, 4]}}
-    plan = text_of(search_of(scenario_of(search=search), budget_s=60.0).plan())
-    assert plan.startswith("1 min 00 s: ") == bool(time)
-    assert plan.endswith(
-        "search.budget.trials counts configurations: at most 5 are compared, and scouts and confirmation runs come on "
-        "top"
-    )
+    assert {words for words in (SHORT, COUNTS, "1 min 00 s: ") if words in plan} == said

@@ -1,8 +1,9 @@
-"""Which figures are guarded, and how a change for the worse is told from one for the better."""
+"""Which figures are guarded and what is worse; what each look may spend; absolute limits on a load test."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -12,10 +13,17 @@ from batchtune.check.gate import (
     Gate,
     default_gates,
     gates_of,
+    looks_up_to,
     parse_margins,
+    planned_looks,
+    student_bounds,
 )
+from batchtune.check.load_limits import judge_limits, parse_limits
 from batchtune.errors import UsageError
+from batchtune.measure.quantiles import Estimate
+from batchtune.report.check_text import limit_text
 from batchtune.scenario.spec.check import METRICS
+from tests.check.check_fakes import measurement, trial
 
 FARTHEST = math.log(1000.0)
 
@@ -112,3 +120,111 @@ def test_without_names_the_objective_says_what_is_guarded():
     (named,) = gates_of({"p95": 0.03}, objective="throughput")
     assert (named.margin, named.is_default) == (0.03, False)
     assert {metric for metrics in OBJECTIVE_METRICS.values() for metric in metrics} <= set(METRICS)
+
+
+@pytest.mark.parametrize("blocks_max", [6, 7, 10, 24, 54, 200])
+@pytest.mark.parametrize("gates", [1, 5, 8])
+def test_the_looks_of_both_tests_spend_no_more_than_the_error_rate(blocks_max, gates):
+    looks = planned_looks(looks_up_to(blocks_max), gates=gates)
+    flags = sum(look.flag_level + look.student_flag_level for look in looks)
+    clears = sum(look.clear_level + look.student_clear_level for look in looks)
+    assert looks[-1].blocks == blocks_max
+    assert 0.02 / gates - 1e-12 <= flags <= 0.05 / gates + 1e-12
+    assert 0.03 < clears <= 0.05 + 1e-12
+
+
+def test_nothing_is_spent_on_clearing_before_all_gates_are_measured():
+    usual, later = (planned_looks(looks_up_to(36), gates=5, clear_first=first) for first in (0, 6))
+    assert [look.blocks for look in later if look.student_clear_level] == [6, 8, 10]
+    assert [look.student_flag_level for look in later] == [look.student_flag_level for look in usual]
+    spent = [sum(look.student_clear_level for look in looks) for looks in (usual, later)]
+    assert spent[0] == pytest.approx(spent[1])
+
+
+def test_the_first_looks_have_students_test_alone():
+    first, _, third, *_ = planned_looks(looks_up_to(36), gates=5)
+    assert (first.blocks, first.flag_level, first.clear_level) == (3, 0.0, 0.0)
+    assert first.student_flag_level > 0.0
+    assert (third.blocks, third.clear_level) == (6, 0.0)
+
+
+def test_three_blocks_tell_what_lies_an_order_of_magnitude_beyond_their_noise():
+    """A change of 0.69 over noise of 0.01 is told within 0.15 at 0.1 %; over noise of 0.5 nothing is."""
+    quiet = [(0.0, 0.69), (0.01, 0.71), (-0.01, 0.67)]
+    low, high = student_bounds(quiet, low_level=0.001, high_level=0.001)
+    assert 0.54 < low < 0.69 < high < 0.84
+    loud = [(0.0, 0.69), (0.5, 0.21), (-0.5, 1.17)]
+    assert student_bounds(loud, low_level=0.001, high_level=0.001)[0] < 0.0
+
+
+def test_students_bounds_hold_the_truth_as_often_as_stated():
+    """4,000 draws of 3 blocks of one noise: at most 5 % expected beyond each end, three standard errors allowed."""
+    chance = random.Random(1)
+    drawn = [[(chance.gauss(0, 1), chance.gauss(0, 1)) for _ in range(3)] for _ in range(4000)]
+    ends = [student_bounds(pairs, low_level=0.05, high_level=0.05) for pairs in drawn]
+    assert 0.02 < sum(low > 0.0 for low, _ in ends) / 4000 <= 0.0604
+    assert 0.02 < sum(high < 0.0 for _, high in ends) / 4000 <= 0.0604
+
+
+def test_students_test_follows_the_pairs_where_the_host_moves_both_sides():
+    pairs = [(speed, speed + 0.1) for speed in (0.0, 0.3, -0.2, 0.1, 0.25, -0.3)]
+    assert student_bounds(pairs, low_level=0.01, high_level=0.01) == pytest.approx((0.1, 0.1))
+
+
+@pytest.mark.parametrize("pairs", [[], [(0.0, 1.0)] * 2, [(0.0, 1.0), (0.0, 1.0), (0.0, math.inf)]])
+def test_students_test_says_nothing_of_two_blocks_or_of_what_is_infinite(pairs):
+    assert student_bounds(pairs, low_level=0.01, high_level=0.01) == (-math.inf, math.inf)
+
+
+P95 = Estimate(value=0.02, low=0.018, high=0.023)
+LATENCY_S = {"p99": Estimate(value=0.03, low=0.025, high=0.04), "ttft_p95": P95, "p95": P95}
+THROUGHPUT = Estimate(value=500.0, low=480.0, high=520.0)
+RUN = trial("load", 1, measurement(throughput_rps=THROUGHPUT, latency_s=LATENCY_S, error_ratio=0.01))
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("throughput=470/s", "kept"),
+        ("throughput=490", "open"),
+        ("throughput=530/s", "missed"),
+        ("p95=25ms", "kept"),
+        ("p95=20ms", "open"),
+        ("p95=10ms", "missed"),
+        ("errors=1%", "kept"),
+        ("errors=0.5%", "missed"),
+        ("cpu=300us", "kept"),
+        ("cpu=100us", "missed"),
+        ("gpu=1ms", "not measured"),
+        ("ttft_p95=25ms", "kept"),
+        ("itl_p99=1ms", "not measured"),
+    ],
+)
+def test_a_limit_is_kept_or_missed_where_the_whole_interval_says_so(text, state):
+    (finding,) = judge_limits(parse_limits([text]), RUN)
+    assert finding.state == state
+
+
+def test_what_is_said_names_figure_interval_and_limit():
+    (finding,) = judge_limits(parse_limits(["p95=20ms"]), RUN)
+    assert limit_text(finding) == "p95 20 ms [18 ms, 23 ms]: at most 20 ms: undecided"
+    (met,) = judge_limits(parse_limits(["errors=1%"]), RUN)
+    assert limit_text(met).endswith(": at most 1 %: met")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ("p95", "expected FIGURE=LIMIT", ""),
+        ("p96=1ms", "called 'p96'", ""),
+        ("p95=20", "its unit", ""),
+        ("errors=x", "percentage", ""),
+        ("", "expected FIGURE=LIMIT", ""),
+        ("errors=5", "at most 500 % of all requests is always met", "write errors=5%"),
+        ("errors=100%", "at most 100 %", "write errors=1%"),
+    ],
+)
+def test_a_limit_that_says_nothing_is_refused(text, words, hint):
+    with pytest.raises(UsageError, match=words) as raised:
+        parse_limits([text])
+    assert hint in ("", raised.value.hint)

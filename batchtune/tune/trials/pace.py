@@ -20,7 +20,7 @@ from batchtune.tune.trials.trial import Trial
 from batchtune.units import format_duration
 
 # Throughput measured from the end of one batch to the end of another is exact with any number of them; 4 or 5 leave
-# room for a slow one (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_speed.py).
+# room for a slow one (twins of emulated devices of 250 ms a row, tests/tune/sweep/test_sweep.py).
 
 WARM_UP_BATCHES = 1.5
 """Least warm-up in batches: a closed loop starts with a batch of its first request alone; the next batch is full."""

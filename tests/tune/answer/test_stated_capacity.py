@@ -28,17 +28,19 @@ from batchtune.report.answer_words import (
     unconfirmed_text,
     why_sentence,
 )
+from batchtune.report.findings import text_of
 from batchtune.report.recommendation_text import marks_texts
 from batchtune.report.words import bottleneck_sentence
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
+from batchtune.tune.answer.reason import padding_note
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
 from batchtune.tune.evidence.bracket import UNCONFIRMED
 from batchtune.tune.trials.trial import Probe, Trial
 from batchtune.units import percentage, rounded
-from tests.tune.answer.ledgers import STREAMED, streamed_ledger
+from tests.tune.answer.ledgers import BATCH_8, BATCH_14, STREAMED, streamed_ledger
 from tests.tune.tune_fakes import asked, capacity_scenario, exactly, planted, remeasured, scenario_of
 
 SCENARIO = capacity_scenario()
@@ -414,3 +416,53 @@ def test_misses_at_higher_rates_are_not_told_twice_where_they_are_among_the_runs
     (promise,) = answer.promises
     assert "higher rate" not in promise_sentence(promise, answer)
     assert "no confirmation run met the SLO at 82.7/s or more, and 2 missed it" in confidence_sentence(answer)
+
+
+def padded(
+    number: int, padding: int, *, buckets: str = "", throughput: float = 100.0, batching=BATCH_8
+) -> Trial:
+    server = ServerActivity(
+        duration_s=1.0, bucket_sent_elements={"": 100}, bucket_padding_elements={"": padding}
+    )
+    trial = planted(number, batching=batching, throughput=throughput, p95_s=0.01, server=server)
+    flags = (("length_buckets", buckets),) if buckets else ()
+    return asked(trial, configuration=replace(trial.configuration, flags=flags))
+
+
+def note_of(*trials: Trial) -> tuple[str, ...]:
+    chosen = trials[0].configuration
+    runs = [trial for trial in trials if trial.configuration == chosen]
+    return tuple(map(text_of, padding_note(runs, chosen, trials)))
+
+
+ONE_QUEUE = padded(2, 100)
+SHARE = "20 % of the elements computed are padding"
+IN_ONE = "50 % in one queue with max_batch_size=8 batch_timeout_micros=1000 num_batch_threads=1"
+
+
+@pytest.mark.parametrize(
+    ("others", "padding", "said"),
+    [
+        (
+            [ONE_QUEUE, padded(3, 300, throughput=200.0, batching=BATCH_14)],
+            25,
+            f"saved: 75 %: {SHARE}, {IN_ONE}",
+        ),
+        (
+            [padded(2, 50, batching=BATCH_14), padded(3, 30, throughput=1.0, batching="defaults")],
+            60,
+            "added: 20 %: 37.5 % of the elements computed are padding, 33.3 % in one queue with max_batch_size=14 ",
+        ),
+        ([asked(ONE_QUEUE, source="calibration")], 25, "saved: 75 %: "),
+    ],
+    ids=["the same parameters in one queue", "else the fastest", "a calibration will do"],
+)
+def test_buckets_are_compared_with_one_queue(others, padding, said):
+    (note,) = note_of(padded(1, padding, buckets="32,64"), *others)
+    assert note.startswith(f"padding {said}")
+
+
+def test_without_a_single_queue_to_compare_with_it_says_so_and_without_buckets_nothing():
+    (note,) = note_of(padded(1, 25, buckets="32"))
+    assert note == f"{SHARE}; what the buckets save is not known: one queue was not measured"
+    assert note_of(ONE_QUEUE) == ()

@@ -2,7 +2,7 @@
 
     python tests/tune/sweep/ray_sweep.py FOLDER
 
-Twice: as it is, and with the second node killed under a trial. In a process of its own: Ray keeps threads and handlers
+The second node is killed under a trial. In a process of its own: Ray keeps threads and handlers
 until its process ends.
 """
 
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +62,15 @@ def main(folder: Path) -> dict[str, Any]:
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": QUICK_DEATH})
     other = cluster.add_node(**NODE)
     scenario = folder / "scenario.yaml"
-    text = SCENARIO.replace("MODEL", str(folder / "emulated")).replace("ADDRESS", cluster.address)
-    scenario.write_text(text)
+    scenario.write_text(
+        SCENARIO.replace("MODEL", str(folder / "emulated")).replace("ADDRESS", cluster.address)
+    )
+    killer = threading.Thread(target=_kill, args=(cluster, other, folder / "results"))
     try:
-        found = _swept(scenario, folder / "results")
-        found["left"] = _left()
-        killer = threading.Thread(target=_kill, args=(cluster, other, folder / "killed"))
         killer.start()
-        killed = _swept(scenario, folder / "killed")
+        found = _swept(scenario, folder / "results")
         killer.join()
-        times = killed["numbers_by_node"]
-        found["killed"] = {
-            "lost": "is lost: " in killed["said"],
-            "exit_code": killed["exit_code"],
-            "trials_after": max(max(numbers) for numbers in times.values())
-            - min(max(numbers) for numbers in times.values()),
-            "said": killed["said"][-600:],
-        }
-        return found
+        return {**found, "left": _left()}
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -96,44 +88,33 @@ def _kill(cluster: Cluster, node: Any, results: Path) -> None:
 
 
 def _swept(scenario: Path, results: Path) -> dict[str, Any]:
-    said, answer, begun_s = io.StringIO(), io.StringIO(), time.monotonic()
+    said, answer = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(answer):
             code = run_sweep(LoadRequest(scenario=scenario, results=results, json=True))
     except BatchtuneError:
         print(said.getvalue(), file=sys.stderr)
         raise
-    took_s = time.monotonic() - begun_s
-    (path,) = (results / "parallel").iterdir() if (results / "parallel").exists() else []
+    (path,) = (results / "parallel").iterdir()
     trials = open_run(path).ledger()
-    nodes: dict[str, list[int]] = {}
-    for trial in trials:
-        nodes.setdefault(str(trial.node), []).append(trial.number)
-    assert answer.getvalue().startswith("{"), answer.getvalue()[:500] + said.getvalue()
-    chosen = json.loads(answer.getvalue())
+    last = {trial.node: trial.number for trial in sorted(trials, key=attrgetter("number"))}
     return {
         "exit_code": code,
         "said": said.getvalue(),
-        "nodes": sorted(nodes),
-        "numbers_by_node": nodes,
+        "nodes": len(last),
+        "trials_after_one_was_lost": max(last.values()) - min(last.values()),
         "overlapping": _overlapping(trials),
-        "trials": len(trials),
-        "trial_s": round(sum(trial.seconds for trial in trials), 1),
-        "took_s": round(took_s, 1),
-        "batching": chosen["configuration"]["batching"],
+        "batching": json.loads(answer.getvalue())["configuration"]["batching"],
     }
 
 
 def _overlapping(trials: list[Trial]) -> int:
     """Pairs of trials on different nodes that ran at the same moment."""
-    spans = []
-    for trial in trials:
-        start_s = datetime.fromisoformat(trial.started_utc).timestamp()
-        spans.append((start_s, start_s + trial.seconds, trial.node))
+    begun = [(datetime.fromisoformat(trial.started_utc).timestamp(), trial) for trial in trials]
     return sum(
-        one[0] < other[1] and other[0] < one[1] and one[2] != other[2]
-        for at, one in enumerate(spans)
-        for other in spans[:at]
+        one.node != other.node and one_s < other_s + other.seconds and other_s < one_s + one.seconds
+        for at, (one_s, one) in enumerate(begun)
+        for other_s, other in begun[:at]
     )
 
 

@@ -213,22 +213,16 @@ SHARED = ["load.cpus: 1 CPU against not set", "server_cpus: 3 CPUs against not s
 @pytest.mark.parametrize(
     ("kept", "candidate", "usable", "workload", "host"),
     [
+        # another model or seed is what a check is about
         (SCENARIO, with_own(load={"seed": 99}, target={"model": "/another"}), 2, [], []),
+        # files are compared by their names wherever they lie
         (recorded("/home/a"), recorded("/builds/b"), 2, [], []),
         (recorded("/a"), recorded("/a", "z.npz"), 2, ["request.inputs.file: x.npz against z.npz"], []),
+        # of CPUs their number counts, and only on the same host
         (FOUR_CPUS, on_cpus((4, 5, 6), (7,)), 2, [], []),
         (FOUR_CPUS, on_cpus((0,), (1,)), 2, ["server_cpus: 3 CPUs against 1 CPU"], []),
         (FOUR_CPUS, on_cpus(None, None), 2, SHARED, []),
         (FOUR_CPUS, on_cpus(None, None), 1, [], ["cpu.usable: 2 against 1"]),
-    ],
-    ids=[
-        "another model or seed is what a check is about",
-        "files are compared by their names",
-        "files of other names",
-        "of CPUs their number counts",
-        "fewer",
-        "shared",
-        "and only on the same host",
     ],
 )
 def test_what_differs_is_of_the_workload_or_the_host(kept, candidate, usable, workload, host):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from batchtune.target.telemetry import Counters
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck
 from batchtune.tune.trials.trial import Trial, was_interrupted
 from tests.tune.tune_fakes import (
+    OURS,
     SESSION,
     FakeClock,
     FakeFleet,
@@ -38,10 +40,11 @@ NO_BATCHING = Configuration(batching=None)
 BATCHED = batches_of(4)
 
 
-def run(scenario, plan=None, *, law=None, fleet=FakeFleet, **options):
+def run(scenario, plan=None, *, law=None, alter=None, **options):
     """The trial, with its samples and jobs."""
     target = FakeTarget(FakeClock(), law=law or Law())
-    sender = fleet(target)
+    sender = FakeFleet(target)
+    sender.alter = alter or sender.alter
     done = bench_of(scenario, target, sender, **options).run(plan or planned(NO_BATCHING))
     return done.trial, done.samples, [job.arrivals for job in sender.jobs]
 
@@ -98,12 +101,9 @@ def test_a_short_run_is_not_advised_to_raise_the_warm_up_that_it_cuts(duration_s
     assert codes(trial) & {"warm_up_short", "warm_up_cut"} == {code}
 
 
-class LateFleet(FakeFleet):
+def late(samples: Samples) -> Samples:
     """The load is ended before the first of its answers, all of which come; a lone request is answered at once."""
-
-    def run(self, job, **options):
-        samples = super().run(job, **options)
-        return samples if len(samples) < 2 else replace(unanswered(samples), stopped_early=True)
+    return samples if len(samples) < 2 else replace(unanswered(samples), stopped_early=True)
 
 
 def unanswered(samples: Samples) -> Samples:
@@ -112,7 +112,7 @@ def unanswered(samples: Samples) -> Samples:
 
 
 def test_a_server_whose_answers_only_come_too_late_is_overloaded_and_has_not_failed():
-    trial, _, _ = run(open_loop(300), planned(NO_BATCHING, source="load"), fleet=LateFleet)
+    trial, _, _ = run(open_loop(300), planned(NO_BATCHING, source="load"), alter=late)
     assert (trial.state, trial.failure, trial.feasible) == ("complete", None, False)
     assert trial.measurement.verdict == "FAIL"
 
@@ -178,63 +178,55 @@ def test_silence_that_is_overload_is_no_failure(scenario, law):
     assert (trial.state, trial.feasible) == ("complete", False)
 
 
-@dataclass
-class TwoServers(FakeTarget):
-    """Behind a balancer that asks them in turn."""
-
-    readings: int = 0
-
-    def counters(self):
-        self.readings += 1
-        batches = {(): 100.0 - 50.0 * (self.readings % 2)}
-        return replace(super().counters(), series={f"{SESSION}wrapped_run_count": batches})
+SHOWN_BATCHES = f"{SESSION}wrapped_run_count"
 
 
 def test_counters_that_fall_do_not_say_that_a_server_has_come_to_rest():
-    target = TwoServers(FakeClock())
+    """Two servers, behind a balancer that asks them in turn."""
+    readings = count(1)
+
+    def shows(counted: Counters) -> Counters:
+        return replace(counted, series={SHOWN_BATCHES: {(): 100.0 - 50.0 * (next(readings) % 2)}})
+
+    bench = bench_of(open_loop(3000), FakeTarget(FakeClock(), shows=shows))
+    assert bench.run(planned(NO_BATCHING)).samples.stopped_early
+    assert next(readings) > 7
+
+
+def within_a_batch(kind: str, until_s: float) -> tuple[FakeTarget, list[float]]:
+    """Executes one more batch until then; counted only when it has ended, as `kind` tells. When it was looked at."""
+    read_at_s: list[float] = []
+
+    def shows(counted: Counters) -> Counters:
+        now_s = counted.monotonic_s
+        read_at_s.append(now_s)
+        ended, busy_s = now_s >= until_s, min(now_s, until_s)
+        series = {SHOWN_BATCHES: {(): 1.0 + ended}}
+        series[f"{OURS}batch_execution_count"] = {(("batch_size", "9"),): 1.0 + ended}
+        if kind == "gauges":
+            series[f"{OURS}requests_inside"] = {(): float(not ended)}
+        if kind == "device":
+            series[f"{OURS}device_busy_micros_total"] = {(): 1e6 * busy_s}
+        return replace(counted, series=series, server_cpu_s=busy_s if kind == "cpu" else None)
+
+    return FakeTarget(FakeClock(), shows=shows), read_at_s
+
+
+@pytest.mark.parametrize("kind", ["device", "cpu", "gauges"])
+def test_a_server_within_a_batch_longer_than_expected_has_not_come_to_rest(kind):
+    target, read_at_s = within_a_batch(kind, 1006.0)
     assert bench_of(open_loop(3000), target).run(planned(NO_BATCHING)).samples.stopped_early
-    assert target.readings > 6
-
-
-@dataclass
-class WithinABatch(FakeTarget):
-    """Executes one more batch until `busy_until_s` of the clock; counted only when it has ended, as `shows` tells."""
-
-    busy_until_s: float = 60.0
-    shows: str = "device"
-    read_at_s: list[float] = field(default_factory=list)
-
-    def counters(self):
-        now_s = self.clock()
-        self.read_at_s.append(now_s)
-        ended = now_s >= self.busy_until_s
-        series = {f"{SESSION}wrapped_run_count": {(): 1.0 + ended}}
-        series[":batchtune:serving:batch_execution_count"] = {(("batch_size", "9"),): 1.0 + ended}
-        if self.shows == "gauges":
-            series[":batchtune:serving:requests_inside"] = {(): float(not ended)}
-        if self.shows == "device":
-            busy_micros = 1e6 * min(now_s, self.busy_until_s)
-            series[":batchtune:serving:device_busy_micros_total"] = {(): busy_micros}
-        cpu_s = min(now_s, self.busy_until_s) if self.shows == "cpu" else None
-        return replace(super().counters(), series=series, server_cpu_s=cpu_s)
-
-
-@pytest.mark.parametrize("shows", ["device", "cpu", "gauges"])
-def test_a_server_within_a_batch_longer_than_expected_has_not_come_to_rest(shows):
-    target = WithinABatch(FakeClock(), shows=shows, busy_until_s=1006.0)
-    assert bench_of(open_loop(3000), target).run(planned(NO_BATCHING)).samples.stopped_early
-    assert target.read_at_s[-1] >= target.busy_until_s
+    assert read_at_s[-1] >= 1006.0
 
 
 def test_a_server_that_computes_even_when_idle_is_waited_for_once():
-    target = WithinABatch(FakeClock(), shows="cpu", busy_until_s=1e9)
+    target, read_at_s = within_a_batch("cpu", 1e9)
     bench = bench_of(open_loop(3000), target)
-    readings = []
-    for _ in range(2):
-        assert bench.run(planned(NO_BATCHING)).samples.stopped_early
-        readings.append(len(target.read_at_s))
-    assert readings[0] > 50
-    assert readings[1] - readings[0] < 10
+    assert bench.run(planned(NO_BATCHING)).samples.stopped_early
+    readings = len(read_at_s)
+    assert bench.run(planned(NO_BATCHING)).samples.stopped_early
+    assert readings > 50
+    assert len(read_at_s) - readings < 10
 
 
 def test_a_trial_keeps_the_start_up_of_the_server_that_was_launched_for_it():
@@ -258,23 +250,13 @@ def running(scenario):
     return scenario.model_copy(update={"target": scenario.target.model_copy(update={"launch": None})})
 
 
-class HangingFleet(FakeFleet):
-    """A server that answers nothing to a load that it gets with the configurations `hangs_with`."""
-
-    hangs_with: tuple[Configuration, ...] = ()
-
-    def run(self, job, **options):
-        samples = super().run(job, **options)
-        return unanswered(samples) if self._target.in_force in self.hangs_with else samples
-
-
 def hanging(scenario, *hangs_with: Configuration):
-    """The bench of a server that has answered, and hangs with these from then on."""
+    """The bench of a server that has answered, and answers nothing with these from then on."""
     target = FakeTarget(FakeClock())
-    fleet = HangingFleet(target)
+    fleet = FakeFleet(target)
     bench = bench_of(scenario, target, fleet)
     assert bench.run(planned(NO_BATCHING)).trial.state == "complete"
-    fleet.hangs_with = hangs_with
+    fleet.alter = lambda samples: unanswered(samples) if target.in_force in hangs_with else samples
     return bench, target
 
 
@@ -302,15 +284,10 @@ def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_
     assert codes(trial) & {"no_target_metrics", "no_server_counters"} == {"no_target_metrics"}
 
 
-class MisnamedPage(FakeTarget):
-    """A server whose metrics page lacks a name of the scenario's."""
-
-    def counters(self) -> Counters:
-        return replace(super().counters(), series={}, missing={"batch_size": "batch_rows", "queue": ""})
-
-
 def test_a_name_that_the_metrics_page_lacks_is_told_once_a_load_has_run():
-    trial = bench_of(http_scenario(queue="zzz"), MisnamedPage(FakeClock())).run(planned(BATCHED)).trial
+    missing = {"batch_size": "batch_rows", "queue": ""}
+    target = FakeTarget(FakeClock(), shows=lambda now: replace(now, series={}, missing=missing))
+    trial = bench_of(http_scenario(queue="zzz"), target).run(planned(BATCHED)).trial
     assert noted(trial.measurement, "missing_metrics") == (
         "the server's metrics page lacks rows (target.metrics.batch_size; did you mean batch_rows?); "
         "zzz (target.metrics.queue)"
@@ -318,32 +295,28 @@ def test_a_name_that_the_metrics_page_lacks_is_told_once_a_load_has_run():
     assert "no_target_metrics" not in codes(trial)
 
 
-class SlowPage(FakeTarget):
-    """A server whose metrics page shows what was counted once `every_s` have passed without a load."""
+def run_slow(every: str):
+    """Two trials, the second of other batches, of a server whose page shows what was counted once so long has passed
+    without a load."""
+    scenario, clock = http_scenario(every=every), FakeClock()
+    page = SimpleNamespace(series=None, idle_since_s=0.0)
 
-    every_s = 1.0
-    shown: Counters | None = None
-    idle_since_s = 0.0
+    def shows(now: Counters) -> Counters:
+        if (
+            page.series is None
+            or now.monotonic_s > page.idle_since_s + 0.99 * scenario.target.metrics.every_s
+        ):
+            page.series = now.series
+        return replace(now, series=page.series)
 
-    def counters(self) -> Counters:
-        now = super().counters()
-        if self.shown is None or now.monotonic_s > self.idle_since_s + 0.99 * self.every_s:
-            self.shown = now
-        return replace(now, series=self.shown.series)
-
-
-class SlowPageFleet(FakeFleet):
-    def run(self, job, **options):
-        samples = super().run(job, **options)
-        self._target.idle_since_s = self._target.clock()
+    def idle(samples: Samples) -> Samples:
+        page.idle_since_s = clock()
         return samples
 
-
-def run_slow(every: str):
-    """Two trials, the second of other batches, of a server that changes its metrics so often."""
-    scenario, target = http_scenario(every=every), SlowPage(FakeClock())
-    target.every_s = scenario.target.metrics.every_s
-    bench = bench_of(scenario, target, SlowPageFleet(target))
+    target = FakeTarget(clock, shows=shows)
+    fleet = FakeFleet(target)
+    fleet.alter = idle
+    bench = bench_of(scenario, target, fleet)
     sizes = (batches_of(size, timeout_micros=20_000, threads=None) for size in (64, 1))
     return [bench.run(planned(size)).trial.measurement for size in sizes]
 
@@ -362,38 +335,31 @@ def test_metrics_that_change_more_slowly_than_a_run_lasts_leave_the_mean_batch_u
         assert noted(measured, "slow_metrics").startswith(said)
 
 
-class InterruptedFleet(FakeFleet):
-    """Ctrl-C comes after `after_s` seconds of each load; what is due in the last second before has no answer."""
+def interrupted(after_s: float, source: str) -> Trial:
+    """Ctrl-C comes after so many seconds of the load; what is due in the last second before has no answer."""
 
-    after_s = 3.0
-
-    def run(self, job, **options):
-        samples = super().run(job, **options)
-        due_s = samples.due_ns / 1e9
-        kept = samples.between(0, int(np.count_nonzero(due_s < self.after_s)))
-        left = kept.due_ns / 1e9 >= self.after_s - 1.0
+    def alter(samples: Samples) -> Samples:
+        kept = samples.between(0, int(np.count_nonzero(samples.due_ns < after_s * 1e9)))
+        left = kept.due_ns >= (after_s - 1.0) * 1e9
         status = np.where(left, np.uint8(Status.UNFINISHED), kept.status)
         done_ns = np.where(left, NEVER_NS, kept.done_ns)
         raise LoadInterrupted(replace(kept, status=status, done_ns=done_ns, stopped_early=True))
 
-
-class SoonInterruptedFleet(InterruptedFleet):
-    after_s = 2.2
+    plan = planned(NO_BATCHING, source=source)
+    return run(open_loop(200, slo="1s", duration="8s"), plan, alter=alter)[0]
 
 
 def test_an_interrupted_load_test_keeps_what_was_answered_and_does_not_pass() -> None:
-    plan = planned(NO_BATCHING, source="load")
-    trial, _, _ = run(open_loop(200, slo="1s", duration="8s"), plan, fleet=InterruptedFleet)
+    trial = interrupted(3.0, "load")
     measured = trial.measurement
     assert was_interrupted(trial)
-    assert measured.verdict == "UNSURE"
+    assert (measured.verdict, measured.errors) == ("UNSURE", {})
     assert text_of(measured.verdict_reason) == "the run was interrupted before its end"
-    assert measured.errors == {}
     assert measured.window_s == pytest.approx(1.5, abs=0.05)
     assert codes(trial).isdisjoint({"stopped_early", "nothing_measured"})
 
 
-@pytest.mark.parametrize(("fleet", "source"), [(SoonInterruptedFleet, "load"), (InterruptedFleet, "sampler")])
-def test_an_interrupted_run_that_is_short_or_of_a_sweep_is_not_kept(fleet: Any, source: str) -> None:
+@pytest.mark.parametrize(("after_s", "source"), [(2.2, "load"), (3.0, "sampler")])
+def test_an_interrupted_run_that_is_short_or_of_a_sweep_is_not_kept(after_s: float, source: str) -> None:
     with pytest.raises(LoadInterrupted):
-        run(open_loop(200, slo="1s", duration="8s"), planned(NO_BATCHING, source=source), fleet=fleet)
+        interrupted(after_s, source)

@@ -136,6 +136,9 @@ def test_batching_that_helps_is_told_with_its_factor_and_interval():
     assert pair_sentence(pair).startswith(f"on: ×{pair.ratio.value:.3g} [")
     assert pair_sentence(pair).endswith("] throughput")
     assert [answer.helps for answer in found.answers] == ["yes"]
+    document = json.loads(json.dumps(quiet.to_dict(), allow_nan=False))
+    assert document["pairs"][0]["ratio"]["high"] == "inf"
+    assert [one["name"] for one in document["variants"]] == ["off", "on"]
     helps, by_how_much, *_ = comparison_facts(found)
     assert (helps.headline, helps.lines[0]) == ("Yes", "gRPC, requests of 1 row")
     assert by_how_much.headline.startswith("×")
@@ -170,16 +173,12 @@ def test_variants_that_differ_only_in_batching_share_a_server():
     assert len(laboratory.fleets) == 2
 
 
-def test_too_few_blocks_claim_nothing():
-    _, found = run(blocks=3)
+def test_too_few_blocks_claim_nothing_and_call_no_variant_best():
+    few = variants_of({"four": {**BATCHED, "max_batch_size": 4}, "more": BATCHED})
+    _, found = run(few, blocks=3)
     (pair,) = found.pairs
-    assert pair.outcome == "not distinguishable"
-    assert math.isinf(pair.ratio.high)
+    assert (pair.outcome, pair.ratio.high) == ("not distinguishable", math.inf)
     assert "3 blocks, and an interval needs 6 (×" in pair_sentence(pair)
-
-
-def test_with_too_few_blocks_no_variant_is_called_best():
-    _, found = run(variants_of({"four": {**BATCHED, "max_batch_size": 4}, "more": BATCHED}), blocks=2)
     best, _, sure, _ = comparison_facts(found)
     assert (best.headline, sure.headline) == ("Not decided", "Not decided")
     assert best.lines[-1] == "Let at least 6 blocks end (--blocks)."
@@ -255,22 +254,20 @@ QUIET = (6, 0, False, None)
 @pytest.mark.parametrize(
     ("disturbed", "failed", "blocks", "attempts", "counts", "figures"),
     [
+        # the last attempt counts
         ({2}, (), 6, [1, 1, 2], (1, 13), [QUIET, QUIET]),
+        # one trial is repeated twice at most
         (range(6), (), 6, [1, 2, 1 + REPEATS_MAX, 1, 2], (4, 16), [(6, 1, False, None), QUIET]),
+        # on a host that is always noisy repeats end
         (range(99), (), 6, [1, 2, 3, 1, 2, 3, 1, 2, 3, 1], (6, 18), [(6, 6, True, None)] * 2),
+        # a retry of a failed trial is no repeat for noise
         ({2}, {1, 6}, 6, [1, 2, 3, 1, 1, 1, 2], (1, 15), [QUIET, QUIET]),
+        # a variant that fails twice but not in a row stays
         ({2}, {1, 3}, 6, [1, 2, 3, 4, 1], (1, 15), [QUIET, QUIET]),
+        # a complete run counts when its repeat fails
         ({1}, {2, 3}, 2, [1, 2, 3], (1, 4), [(1, 1, True, "the server died"), (1, 0, False, None)]),
+        # one quiet run is enough for a variant to count
         ({1, *range(4, 99)}, (), 2, [1, 2, 1], (2, 6), [(2, 1, False, None)] * 2),
-    ],
-    ids=[
-        "a noisy trial is repeated and the last attempt counts",
-        "one trial is repeated twice at most",
-        "on a host that is always noisy repeats end",
-        "a retry of a failed trial is no repeat for noise",
-        "a variant that fails twice but not in a row stays",
-        "a complete run counts when its repeat fails",
-        "one quiet run is enough for a variant to count",
     ],
 )
 def test_noisy_trials_are_repeated_and_failed_ones_tried_again(
@@ -407,13 +404,6 @@ def test_answers_for_two_sizes_of_request_are_summed_up():
     assert helps.lines == ("gRPC, requests of 1 row: it pays", "gRPC, requests of 8 rows: it hardly pays")
 
 
-def test_everything_survives_json():
-    _, found = run(blocks=2)
-    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert document["pairs"][0]["ratio"]["high"] == "inf"
-    assert [one["name"] for one in document["variants"]] == ["off", "on"]
-
-
 def test_a_line_for_each_trial_names_its_block_and_variant():
     (first, *_), _ = run(blocks=1)
     assert variant_line(first).startswith(f"block 1, {first.reason}, ")
@@ -510,9 +500,11 @@ def test_runs_of_a_slow_model_hold_batches_enough_and_say_beforehand_how_long_th
 
 def test_a_quick_model_is_probed_by_a_lone_client_only_and_its_runs_stay_as_long():
     variants = slow_variants()
-    laboratory = Laboratory(Law())
+    laboratory, once = Laboratory(Law()), Laboratory(Law())
     paces = probed_paces(variants, bench_of=laboratory.bench_of)
     assert [job.concurrency for job in laboratory.jobs()] == [1, 1]
+    probed_paces(arms_of(variants[1].scenario), bench_of=once.bench_of)
+    assert len(once.jobs()) == 1  # variants that differ in nothing
     lone = rounded_duration(paces["on"].lone_s)
     assert pace_text(variants[1], paces["on"]).startswith(f"on: a lone request takes about {lone}, each run ")
     assert comparison_seconds(variants, paces, blocks=2) == pytest.approx(24.0, rel=0.05)
@@ -543,14 +535,7 @@ def test_runs_of_a_number_of_requests_take_as_long_as_they_may_at_most_where_no_
 
 def test_a_think_time_slows_the_announced_rate():
     variant = slow_variants(requests=4000, duration="3m", warm_up="0s", think_time="1s")[0]
-    pace = Pace(lone_s=0.001, full_rps=500.0)
-    assert run_seconds(variant, pace) == pytest.approx((4000 + 32) / 32, rel=0.01)
-
-
-def test_variants_that_differ_in_nothing_are_probed_once():
-    laboratory = Laboratory(Law())
-    assert len(probed_paces(arms_of(slow_variants()[1].scenario), bench_of=laboratory.bench_of)) == 2
-    assert len(laboratory.jobs()) == 1
+    assert run_seconds(variant, Pace(lone_s=0.001, full_rps=500.0)) == pytest.approx(4032 / 32, rel=0.01)
 
 
 def test_the_most_clients_of_a_range_fill_the_batch_that_is_probed():

@@ -82,7 +82,6 @@ def test_of_streams_whose_latencies_hardly_rise_the_rate_doubles():
         ([at(1440.0, held=False)], 1200.0),
         ([at(1440.0, held=False, far=True)], math.sqrt(1000.0 * 1440.0)),
     ],
-    ids=["near", "seen twice", "near by far", "not sure and near", "not sure", "by far"],
 )
 def test_a_near_miss_is_seen_again_and_one_that_is_sure_bounds_the_next_rate(misses, expected):
     assert after(at(1000.0, held=True), *misses) == pytest.approx(expected)

@@ -95,13 +95,17 @@ class FakeClock:
 
 @dataclass
 class FakeTarget:
-    """`refuses` says why a configuration is refused, `dies_under` which ones kill the server under load."""
+    """`refuses` says why a configuration is refused, `dies_under` which ones kill the server under load.
+
+    `shows`: its counters, of what was counted.
+    """
 
     clock: FakeClock
     law: Law = field(default_factory=Law)
     refuses: Callable[[Configuration], str | None] = lambda _configuration: None
     dies_under: Callable[[Configuration], bool] = lambda _configuration: False
     dies_with: str = "the server exited with 137"
+    shows: Callable[[Counters], Counters] = lambda counted: counted
     apply_s: float = 0.05
     in_force: Configuration | None = None
     running: bool = False
@@ -126,7 +130,7 @@ class FakeTarget:
         if not self.running:
             raise TargetError("the server has ended")
         series = {name: dict(values) for name, values in self.series.items()}
-        return Counters(monotonic_s=self.clock(), server_cpu_s=None, series=series)
+        return self.shows(Counters(monotonic_s=self.clock(), server_cpu_s=None, series=series))
 
     def signature(self, name: str) -> Signature:
         assert name == SIGNATURE.name
@@ -145,7 +149,9 @@ class FakeTarget:
 
 
 class FakeFleet:
-    """Plays each job against the target's law; `interrupt_after` jobs it is interrupted."""
+    """Plays each job against the target's law; `interrupt_after` jobs it is interrupted. `alter`: what comes of them."""
+
+    alter: Callable[[Samples], Samples] = staticmethod(lambda samples: samples)
 
     def __init__(self, target: FakeTarget, *, seed: int = 1, interrupt_after: int | None = None) -> None:
         self._target = target
@@ -172,7 +178,7 @@ class FakeFleet:
         if self._target.dies_under(configuration):
             self._target.running = False
             raise TargetError(self._target.dies_with)
-        return played.samples(stopped_s)
+        return self.alter(played.samples(stopped_s))
 
     def _play(self, job: LoadJob, configuration: Configuration, slower: float) -> _Played:
         return _Played(job, configuration, self._target, slower)

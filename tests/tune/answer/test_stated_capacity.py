@@ -29,7 +29,6 @@ from batchtune.report.answer_words import (
     why_sentence,
 )
 from batchtune.report.findings import text_of
-from batchtune.report.recommendation_text import marks_texts
 from batchtune.report.words import bottleneck_sentence
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
@@ -38,7 +37,7 @@ from batchtune.tune.answer.reason import padding_note
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.answer.recommendation import Capacity, Recommendation, capacity_of
 from batchtune.tune.evidence.bracket import UNCONFIRMED
-from batchtune.tune.trials.trial import Probe, Trial
+from batchtune.tune.trials.trial import Trial
 from batchtune.units import percentage, rounded
 from tests.tune.answer.ledgers import BATCH_8, BATCH_14, STREAMED, streamed_ledger
 from tests.tune.tune_fakes import asked, capacity_scenario, exactly, planted, remeasured, scenario_of
@@ -148,13 +147,7 @@ def test_closed_loops_alone_are_told_as_such_and_believed_as_far_as_no_rate_miss
     assert known([kept, at_rate(2, 400.0, 30.0)]).held_rps < 400.0
 
 
-def test_rates_of_an_older_search_and_of_load_tests_count() -> None:
-    probes = tuple(
-        Probe(rate_rps=rate, met=p95_s <= 0.02, latency_s={"p95": p95_s}, error_ratio=0.0)
-        for rate, p95_s in ((400.0, 0.01), (600.0, 0.015), (900.0, 0.09))
-    )
-    older = replace(planted(1, throughput=90.0, p95_s=0.01), probes=probes)
-    assert known([older]).held_rps == UNCONFIRMED * 600.0
+def test_rates_of_load_tests_count() -> None:
     tested = [at_rate(1, 400.0, 10.0, source="load"), at_rate(2, 900.0, 90.0, source="load")]
     assert known(tested).held_rps == UNCONFIRMED * 400.0
 
@@ -279,18 +272,6 @@ def test_a_single_miss_that_does_not_count_is_named() -> None:
     said = "no rate was missed by most runs; the lowest that a run missed is 140/s"
     assert said in figures_sentence(answer)
     assert f"{said}, so it may serve more" in confidence_sentence(answer)
-
-
-def test_further_runs_are_predicted_of_a_confirmed_answer_only() -> None:
-    held = [trial for number in range(1, 6) for trial in fresh(100.0, 9.0 + number, number)]
-    missed = [at_rate(number, 110.0, 30.0) for number in (6, 7)]
-    for trials, is_confirmed in ((held, False), ([*held, *missed], True)):
-        answer = recommend(trials, scenario=SCENARIO)
-        assert answer.established == is_confirmed
-        assert answer.interval == ("prediction" if is_confirmed else "range")
-        assert (answer.latency_s["p95"].high > 0.014) == is_confirmed
-        for said in (promise_sentence(answer.promises[0], answer), str([*marks_texts([answer])])):
-            assert ("95 % of further runs" in said) == is_confirmed
 
 
 def test_a_capacity_met_with_a_busy_client_is_called_that_or_more() -> None:
@@ -455,7 +436,6 @@ IN_ONE = "50 % in one queue with max_batch_size=8 batch_timeout_micros=1000 num_
         ),
         ([asked(ONE_QUEUE, source="calibration")], 25, "saved: 75 %: "),
     ],
-    ids=["the same parameters in one queue", "else the fastest", "a calibration will do"],
 )
 def test_buckets_are_compared_with_one_queue(others, padding, said):
     (note,) = note_of(padded(1, padding, buckets="32,64"), *others)

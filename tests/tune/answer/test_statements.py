@@ -466,7 +466,6 @@ AT_START = "failed at the start in 1 of 1 run; the search then left it out: "
         ([(32, None)], False, "failed under load in 1 of 1 run: no request was answered"),
         ([(8, "exited with 1")], False, "failed under load in 1 of 4 runs: exited with 1"),
     ],
-    ids=["commonest", "memory", "memory at the start", "exits", "never ready", "no answer", "worked before"],
 )
 def test_configurations_that_failed_beside_others_are_named_with_their_commonest_error(
     failures: list[tuple[int, str | None]], is_refused: bool, note: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,6 @@ from batchtune.server.backends.emulated import (
     EmulatedServiceTime,
     SharedTimetable,
     load_emulated_model,
-    sleep_until,
 )
 from batchtune.server.backends.registry import load_model
 from batchtune.server.server_flags import ServerFlags
@@ -189,15 +187,6 @@ def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
     with pytest.raises(StatusError, match=r"OOM when allocating tensor with shape\[3,4\]") as raised:
         device({"x": np.zeros((3, 4), np.float32)})
     assert raised.value.code == "RESOURCE_EXHAUSTED"
-
-
-def test_other_threads_run_while_a_batch_is_held() -> None:
-    device = EmulatedDevice(EmulatedServiceTime(base_ms=30_000.0), rows_max=None, outputs=Y)
-    holder = threading.Thread(target=device, args=({"x": np.ones((1, 4), np.float32)},), daemon=True)
-    holder.start()
-    sleep_until(time.monotonic_ns() + 1_000_000)
-    assert holder.is_alive()
-    sleep_until(0)  # has passed
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from batchtune.server.calls.pending_call import deliver_to
 from batchtune.server.metrics import Metrics
 from batchtune.server.models.batching_control import BatchingControl
 from batchtune.server.models.servable import Servable
+from batchtune.server.sessions.batched import Queued
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
@@ -60,10 +61,12 @@ class GatedModel:
         self.closed = True
 
 
-class Server:
-    """The parts that a request passes through, on the running loop, and a model; `options` are those of its version."""
+class Loop:
+    """The parts that a request passes through, on the running loop; a subclass has a servable."""
 
-    def __init__(self, settings: BatchingSettings, **options: Any) -> None:
+    servable: Servable
+
+    def __init__(self, settings: BatchingSettings) -> None:
         loop = asyncio.get_running_loop()
         self.deliver = deliver_to(loop)
         self.metrics = Metrics()
@@ -72,26 +75,20 @@ class Server:
         )
         self.metrics.queue_depths = self.control.queue_depths
         self.metrics.length_boundaries = self.control.length_boundaries
-        self.model = GatedModel()
-        if "limit" in options:
-            options["limit"] = (options["limit"], self.deliver)
-        self.servable = self.load(self.model, **options)
-
-    def load(self, model: GatedModel, **options: Any) -> Servable:
-        loaded = LoadedModel(
-            signatures={"s": SIGNATURE, "alias": SIGNATURE},
-            runs={"s": model, "alias": model},
-            close=model.close,
-        )
-        return self.attach(loaded, **options)
+        self.queued: Queued | None = None
 
     def attach(self, model: LoadedModel, **options: Any) -> Servable:
         servable = Servable(name="m", version=1, model=model, metrics=self.metrics, **options)
         self.control.attach(servable)
         return servable
 
-    def request(
-        self, value: float = 1.0, *, signature: str = "s", of: Servable | None = None
+    def ask(
+        self,
+        inputs: Outputs,
+        *,
+        signature: str,
+        names: tuple[str, ...] | None = None,
+        deadline_ns: int | None = None,
     ) -> asyncio.Future[Outputs]:
         answered: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
 
@@ -101,9 +98,30 @@ class Server:
             else:
                 answered.set_result(outputs)
 
-        inputs = {"x": np.full((1, 1), value, np.float32)}
-        (of or self.servable).submit(signature, inputs, None, None, done)
+        self.queued = self.servable.submit(signature, inputs, names, deadline_ns, done)
         return answered
+
+    async def replace(self, **wanted: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(self.control.replace, wanted)
+
+
+class Server(Loop):
+    """With a gated model; `options` are those of its version."""
+
+    def __init__(self, settings: BatchingSettings, **options: Any) -> None:
+        super().__init__(settings)
+        self.model = GatedModel()
+        if "limit" in options:
+            options["limit"] = (options["limit"], self.deliver)
+        self.servable = self.load(self.model, **options)
+
+    def load(self, model: GatedModel, **options: Any) -> Servable:
+        names = ("s", "alias")
+        signatures, runs = dict.fromkeys(names, SIGNATURE), dict.fromkeys(names, model)
+        return self.attach(LoadedModel(signatures=signatures, runs=runs, close=model.close), **options)
+
+    def request(self, value: float = 1.0, *, signature: str = "s") -> asyncio.Future[Outputs]:
+        return self.ask({"x": np.full((1, 1), value, np.float32)}, signature=signature)
 
     def code(self, value: float = 1.0, *, of: Servable | None = None) -> asyncio.Future[str]:
         """The code of the answer."""
@@ -119,9 +137,6 @@ class Server:
     async def answers(self, count: int) -> list[float]:
         """Of requests for 0, 1, ... at once."""
         return values(await asyncio.gather(*(self.request(value) for value in range(count))))
-
-    async def replace(self, **wanted: Any) -> dict[str, Any]:
-        return await asyncio.to_thread(self.control.replace, wanted)
 
     async def end(self, servable: Servable) -> None:
         await asyncio.to_thread(self.control.detach, servable)

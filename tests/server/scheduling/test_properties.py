@@ -91,16 +91,25 @@ class Trace:
         return [row for batch in self.batches for task in batch.tasks for row in task.rows]
 
 
+def played(
+    trace: Sequence[Arrival], options: QueueOptions, kind: Any, *, threads: int = 1, queues: int = 1
+) -> list[Trace]:
+    """A trace in each queue of a scheduler that has then ended."""
+    clock = ManualClock()
+    scheduler = kind(num_batch_threads=threads, clock=clock)
+    plays = [Trace(scheduler, clock, options) for _ in range(queues)]
+    for play in plays:
+        play.play(trace)
+    scheduler.close()
+    return plays
+
+
 @SMALL
 @given(options=queue_options(), trace=arrivals)
 def test_one_thread_delivers_every_accepted_row_once_and_in_order(
     options: QueueOptions, trace: list[Arrival]
 ) -> None:
-    clock = ManualClock()
-    scheduler = SharedBatchScheduler(num_batch_threads=1, clock=clock)
-    play = Trace(scheduler, clock, options)
-    play.play(trace)
-    scheduler.close()
+    (play,) = played(trace, options, SharedBatchScheduler)
     assert play.delivered() == play.accepted
     for batch in play.batches:
         assert batch.tasks
@@ -114,53 +123,8 @@ def test_one_thread_delivers_every_accepted_row_once_and_in_order(
 def test_several_threads_and_queues_lose_nothing(
     options: QueueOptions, trace: list[Arrival], threads: int
 ) -> None:
-    clock = ManualClock()
-    scheduler = SharedBatchScheduler(num_batch_threads=threads, clock=clock)
-    plays = [Trace(scheduler, clock, options) for _ in range(2)]
-    for play in plays:
-        play.play(trace)
-    scheduler.close()
-    for play in plays:
+    for play in played(trace, options, SharedBatchScheduler, threads=threads, queues=2):
         assert sorted(play.delivered()) == play.accepted
-
-
-@SMALL
-@given(options=queue_options(), trace=arrivals)
-def test_capacity_counts_the_rows_that_full_batches_would_take(
-    options: QueueOptions, trace: list[Arrival]
-) -> None:
-    clock = ManualClock()
-    scheduler = SharedBatchScheduler(num_batch_threads=1, clock=clock)
-    play = Trace(scheduler, clock, options)
-    blocker = scheduler.add_queue(QueueOptions(max_batch_size=1), play.process)
-    play.gate.clear()
-    blocker.schedule(Rows([0]))
-    clock.settle()
-    limit, open_size, closed = options.batch_size_limit, 0, 0
-    for arrival in trace:
-        capacity = (options.max_enqueued_batches - 1 - closed) * limit + limit - open_size
-        full = arrival.size > capacity
-        if not options.enable_large_batch_splitting:
-            full = open_size + arrival.size > limit and closed + 1 >= options.max_enqueued_batches
-        try:
-            play.queue.schedule(Rows(range(arrival.size)))
-            refused = False
-        except StatusError:
-            refused = True
-        assert refused == (full or arrival.size > options.max_batch_size)
-        if refused:
-            continue
-        if options.enable_large_batch_splitting:
-            for size in split_sizes(arrival.size, limit - open_size, limit):
-                closed, open_size = (
-                    (closed + 1, size) if open_size + size > limit else (closed, open_size + size)
-                )
-        elif open_size + arrival.size > limit:
-            closed, open_size = closed + 1, arrival.size
-        else:
-            open_size += arrival.size
-    play.gate.set()
-    scheduler.close()
 
 
 @given(size=st.integers(0, 100), slot=st.integers(0, 20), limit=st.integers(1, 20))
@@ -190,10 +154,7 @@ def test_rounding_goes_up_to_the_nearest_allowed_size(rows: int, sizes: list[int
 def test_the_streaming_scheduler_delivers_every_accepted_row_once(
     trace: list[Arrival], timeout: int, threads: int
 ) -> None:
-    clock = ManualClock()
-    scheduler = StreamingBatchScheduler(num_batch_threads=threads, clock=clock)
-    play = Trace(scheduler, clock, QueueOptions(max_batch_size=7, batch_timeout_micros=timeout))
-    play.play(trace)
-    scheduler.close()
+    options = QueueOptions(max_batch_size=7, batch_timeout_micros=timeout)
+    (play,) = played(trace, options, StreamingBatchScheduler, threads=threads)
     assert sorted(play.delivered()) == play.accepted
     assert all(0 < batch.size <= 7 for batch in play.batches)

@@ -6,6 +6,7 @@ import asyncio
 import textwrap
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,12 @@ import numpy as np
 
 from batchtune.batching.parameters import BatchingParameters
 from batchtune.server.backends.model import LoadedModel, Tensors
-from batchtune.server.calls.pending_call import deliver_to
-from batchtune.server.metrics import Metrics
-from batchtune.server.models.batching_control import BatchingControl
-from batchtune.server.models.servable import Servable
 from batchtune.server.server_flags import ServerFlags
-from batchtune.server.sessions.batched import Queued
 from batchtune.server.sessions.pool import BatchingSettings
 from batchtune.server.stages.stages import BatchingStage, ModelStages
 from batchtune.server.stages.stages_file import DeclaredStages, read_stages_file
-from batchtune.wire.signature import Signature, TensorSpec
-from batchtune.wire.status import StatusError
-from tests.server.models.model_fakes import Outputs, X, Y, loop_test
+from batchtune.wire.signature import TensorSpec
+from tests.server.models.model_fakes import SIGNATURE, Loop, Outputs, X, loop_test
 
 ALONE = {"max_batch_size": 4, "batch_timeout_micros": 500, "num_batch_threads": 2}
 STAGES = """
@@ -88,28 +83,21 @@ class Doubling:
         return {**self.beside, "y": (total * 2).astype(np.float32)}
 
 
-class StagedServer:
+class StagedServer(Loop):
     """One version with the stages of a folder."""
 
     def __init__(
         self,
         folder: Path,
+        settings: BatchingSettings,
         *,
         stage: BatchingStage,
-        settings: BatchingSettings,
         inputs: tuple[TensorSpec, ...],
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self.deliver = deliver_to(loop)
-        self.metrics = Metrics()
-        self.control = BatchingControl(
-            settings, observer=self.metrics, deliver=self.deliver, on_loop=loop.call_soon_threadsafe
-        )
+        super().__init__(settings)
         self.device = Doubling()
         names = ("serving_default", "plain")
-        signature = Signature(
-            name=names[0], method_name="tensorflow/serving/predict", inputs=inputs, outputs=(Y,)
-        )
+        signature = replace(SIGNATURE, name=names[0], inputs=inputs)
         model = LoadedModel(
             signatures=dict.fromkeys(names, signature), runs=dict.fromkeys(names, self.device)
         )
@@ -123,34 +111,16 @@ class StagedServer:
             observer=self.metrics,
             deliver=self.deliver,
         )
-        self.servable = Servable(name="m", version=1, model=model, metrics=self.metrics, stages=self.stages)
-        self.control.attach(self.servable)
-        self.queued: Queued | None = None
+        self.servable = self.attach(model, stages=self.stages)
 
     @property
     def code(self) -> dict[str, Any]:
         """The globals of the model's stages.py."""
         return vars(next(iter(self.stages._plan.code._modules.values())))
 
-    def request(
-        self,
-        inputs: dict[str, Any],
-        *,
-        signature: str = "serving_default",
-        names: tuple[str, ...] | None = None,
-        deadline_ns: int | None = None,
-    ) -> asyncio.Future[Outputs]:
-        answered: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
-
-        def done(outputs: Outputs | None, error: StatusError | None) -> None:
-            if outputs is None:
-                answered.set_exception(error or AssertionError())
-            else:
-                answered.set_result(outputs)
-
+    def request(self, inputs: dict[str, Any], **options: Any) -> asyncio.Future[Outputs]:
         arrays = {name: np.asarray(given) for name, given in inputs.items()}
-        self.queued = self.servable.submit(signature, arrays, names, deadline_ns, done)
-        return answered
+        return self.ask(arrays, **{"signature": "serving_default"} | options)
 
     def text(self, *texts: bytes, **options: Any) -> asyncio.Future[Outputs]:
         return self.request({"text": np.array(texts, object)}, **options)
@@ -169,26 +139,19 @@ class StagedServer:
 Ask = Callable[[StagedServer], Awaitable[None]]
 
 
-def serve(
-    folder: Path,
-    ask: Ask,
-    *,
-    stage: BatchingStage = "device",
-    inputs: tuple[TensorSpec, ...] = (X,),
-    enabled: bool = True,
-    length_buckets: tuple[int, ...] = (),
-    **parameters: Any,
-) -> None:
-    """Serve the version in a folder while a scenario asks; by default small batches that wait for few."""
-    settings = BatchingSettings(
-        enabled=enabled,
-        parameters=BatchingParameters(**(parameters or ALONE)) if enabled else BatchingParameters(),
+def serve(folder: Path, ask: Ask, *, stage: BatchingStage = "device", **options: Any) -> None:
+    """Serve the version in a folder while a scenario asks; by default small batches that wait for few. options: the
+    model's `inputs`, settings of batching, and parameters."""
+    inputs = options.pop("inputs", (X,))
+    settings = {name: options.pop(name) for name in ("enabled", "length_buckets") if name in options}
+    batching = BatchingSettings(
+        **{"enabled": True, **settings},
+        parameters=BatchingParameters(**(options or ALONE)),
         scheduler="streaming" if stage == "early" else "shared",
-        length_buckets=length_buckets,
     )
 
     async def on_loop() -> None:
-        server = StagedServer(folder, stage=stage, settings=settings, inputs=inputs)
+        server = StagedServer(folder, batching, stage=stage, inputs=inputs)
         try:
             await asyncio.wait_for(ask(server), 20)
         finally:

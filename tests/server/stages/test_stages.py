@@ -141,7 +141,7 @@ async def test_early_work_is_done_before_the_batch_is_full(server: StagedServer)
 async def test_early_work_needs_the_streaming_scheduler(server: StagedServer) -> None:
     wanted = {"max_batch_size": 4, "batch_scheduler": "shared"}
     with pytest.raises(StatusError, match="batching_stage early needs batch_scheduler streaming"):
-        await asyncio.to_thread(server.control.replace, wanted)
+        await server.replace(**wanted)
     await server.text(b"a", b"b", b"c", b"d")
 
 
@@ -173,7 +173,7 @@ async def test_length_buckets_by_lengths_that_early_work_gives_are_refused(serve
     assert "length_buckets" not in server.servable.summary()
     wanted = {"batch_timeout_micros": 500, "length_buckets": "2,4"}
     with pytest.raises(StatusError, match="length_buckets with batching_stage early: the lengths of model m"):
-        await asyncio.to_thread(server.control.replace, wanted)
+        await server.replace(**wanted)
 
 
 WRONG_SHAPE = "pre: signature serving_default input x shape is wrong, expected: [?,1], actual: [1,2]"
@@ -275,7 +275,7 @@ async def test_every_stage_runs_where_nothing_is_batched(server: StagedServer) -
 @staged(*STAGES)
 async def test_batching_may_be_turned_off_and_on_again_under_stages(server: StagedServer) -> None:
     for wanted in ({"enable_batching": False}, {"max_batch_size": 4, "batch_timeout_micros": 500}):
-        await asyncio.to_thread(server.control.replace, wanted)
+        await server.replace(**wanted)
         assert (await server.text(b"abc"))["y"].tolist() == [[6.0]]
 
 
@@ -390,7 +390,7 @@ async def test_what_is_in_any_stage_is_answered_when_parameters_change_or_the_ve
     gate.clear()
     asked = [server.text(b"abc") for _ in range(5)]
     wanted = {"max_batch_size": 8, "batch_timeout_micros": 0}
-    change = server.end_version() if ends else asyncio.to_thread(server.control.replace, wanted)
+    change = server.end_version() if ends else server.replace(**wanted)
     changing = asyncio.ensure_future(change)
     if ends:
         await asyncio.sleep(0)

@@ -11,6 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchtune.batching.cortex import format_cortex
+from batchtune.batching.flags import format_flags
 from batchtune.batching.formats import parse_batching, read_batching_file
 from batchtune.batching.kubernetes import (
     ParametersFile,
@@ -27,6 +29,7 @@ from batchtune.batching.parameters import (
     to_dict,
 )
 from batchtune.batching.tfserving_file import RenderedDialect, rendered
+from batchtune.batching.triton_config import format_triton
 from batchtune.errors import BatchingParametersError
 
 WORKERS = st.none() | st.integers(1, 512)
@@ -247,7 +250,7 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("c.yaml", "version: '3'\nservices:\n  s: {command: [--enable_batching]}\n", "c.yaml:2: a compose file", "docker run"),
     ],
 )  # fmt: skip
-def test_what_its_server_would_not_understand_is_told_with_file_and_line(
+def test_what_no_server_understands_is_told_with_its_line(
     name: str, text: str, words: str, hint: str
 ) -> None:
     with pytest.raises(BatchingParametersError) as raised:
@@ -332,9 +335,7 @@ CORTEX_KNOBS = {"max_batch_size": 32, "batch_timeout_micros": 100_000}
         (SCRIPT, {"max_batch_size": 8, "saved_model_tags": "a#b"}, ()),
     ],
 )
-def test_a_file_is_read_for_tensorflow_serving(
-    text: str, knobs: dict[str, Any], notes: tuple[str, ...]
-) -> None:
+def test_a_file_is_read_for_tf_serving(text: str, knobs: dict[str, Any], notes: tuple[str, ...]) -> None:
     assert parse_batching(text, source="f").knobs(on_triton=False) == (knobs, notes)
 
 
@@ -448,3 +449,54 @@ def test_names_are_those_that_kubernetes_takes() -> None:
     assert kubernetes_name("Text_Recognition.v2") == "text-recognition-v2"
     assert kubernetes_name("__") == "model"
     assert len(kubernetes_name("x" * 99)) <= 54
+
+
+TUNED = BatchingParameters(
+    max_batch_size=32, batch_timeout_micros=2000, num_batch_threads=2, max_enqueued_batches=100
+)
+
+
+def test_triton_config_is_written_with_its_own_names() -> None:
+    assert format_triton(TUNED).splitlines() == [
+        "max_batch_size: 32",
+        "dynamic_batching {",
+        "  max_queue_delay_microseconds: 2000",
+        "  default_queue_policy { max_queue_size: 3200 }",
+        "}",
+        "instance_group [{ count: 2 kind: KIND_AUTO }]",
+    ]
+
+
+def test_triton_queues_requests_and_tf_serving_batches() -> None:
+    text = format_triton(TUNED, rows_per_request=5)
+    assert "max_queue_size: 600" in text  # six requests a batch
+    assert "in TF Serving 10; Triton's queue has no limit" in format_triton(BatchingParameters())
+    assert "no limit" not in text
+
+
+def test_what_triton_cannot_say_is_said_in_a_comment() -> None:
+    text = format_triton(BatchingParameters(max_batch_size=8, allowed_batch_sizes=(4, 8)))
+    assert text.startswith("# allowed_batch_sizes has no counterpart in Triton\n")
+    assert format_triton(None).startswith("# no dynamic_batching block")
+
+
+def test_cortex_keys_are_legal_by_cortex_own_rules() -> None:
+    written = yaml.safe_load(format_cortex(TUNED))
+    assert written == {
+        "server_side_batching": {"max_batch_size": 32, "batch_interval": "2ms"},
+        "processes_per_replica": 2,
+        "threads_per_process": 64,
+    }
+    assert format_cortex(None).startswith("# no server_side_batching block")
+    with pytest.raises(BatchingParametersError, match="above 0"):
+        format_cortex(BatchingParameters(max_batch_size=8))
+
+
+def test_flags_are_one_line_for_a_shell() -> None:
+    line = format_flags(
+        BatchingParameters(max_batch_size=8, allowed_batch_sizes=(4, 8), pad_variable_length_inputs=True)
+    )
+    assert line == (
+        "--enable_batching=true --max_batch_size=8 --allowed_batch_sizes=4,8 --pad_variable_length_inputs=true"
+    )
+    assert format_flags(None) == "--enable_batching=false"

@@ -104,7 +104,7 @@ def test_every_thread_of_a_server_stays_on_its_cpu(write: Callable[[Path], Path]
 
 
 @pytest.mark.parametrize(("asked_count", "started_count"), [(0, 0), (3, 2)])
-def test_onnx_runtime_starts_threads_for_its_cpus_unless_told_how_many(
+def test_onnx_runtime_has_threads_for_its_cpus_unless_told(
     asked_count: int, started_count: int, tmp_path: Path
 ) -> None:
     """The thread that calls is the first one of them."""
@@ -120,7 +120,7 @@ def test_onnx_runtime_starts_threads_for_its_cpus_unless_told_how_many(
 @pytest.mark.slow
 @pytest.mark.parametrize(("flag_counts", "counts"), [((0, 0), [1, 1]), ((3, 4), [3, 4])])
 @pytest.mark.filterwarnings("ignore")
-def test_pytorch_has_threads_for_its_cpus_unless_told_how_many(
+def test_pytorch_has_threads_for_its_cpus_unless_told(
     flag_counts: tuple[int, int], counts: list[int], tmp_path: Path
 ) -> None:
     version = write_exported(tmp_path) / "1"

@@ -79,9 +79,7 @@ def test_the_service_time_grows_with_rows_and_elements_or_by_steps(
 @pytest.mark.parametrize(
     ("held", "least_ns"), [({"base_ms": 2}, 2_000_000), ({"per_element_ms": 0.5}, 4_000_000)]
 )
-def test_a_batch_is_held_at_least_for_its_service_time(
-    held: dict[str, float], least_ns: int, tmp_path: Path
-) -> None:
+def test_a_batch_is_held_for_its_service_time(held: dict[str, float], least_ns: int, tmp_path: Path) -> None:
     """Padding included: two rows of four."""
     model = load_emulated_model(version_directory(tmp_path, f"service_time: {held}\n{IO}"))
     started_ns = time.monotonic_ns()
@@ -232,9 +230,7 @@ def test_a_fault_in_the_file_is_named_by_file_and_key(tmp_path: Path, text: str,
         ("pipeline.yaml", "UNIMPLEMENTED", "chains of models no longer exist"),
     ],
 )
-def test_the_file_in_the_directory_decides_the_backend(
-    file: str, code: str, said: str, tmp_path: Path
-) -> None:
+def test_the_file_in_a_folder_decides_the_backend(file: str, code: str, said: str, tmp_path: Path) -> None:
     path = version_directory(tmp_path, IO) / "emulated.yaml"
     assert load_model(tmp_path, ServerFlags()).emulated
     path.rename(tmp_path / file)

@@ -149,9 +149,7 @@ def test_a_program_exported_on_the_cpu_moves_with_the_constants_it_makes() -> No
     assert moved.module()(torch.ones(2, 3, device="meta")).device.type == "meta"
 
 
-def test_onnx_runtime_takes_the_gpu_that_is_asked_for_and_its_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnx_runtime_takes_the_gpu_and_its_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime's GPU build on a machine where CUDA's libraries may not load: it goes on without a GPU."""
     gpu, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     started, asked = [gpu, cpu], []

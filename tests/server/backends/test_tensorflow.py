@@ -28,6 +28,7 @@ from tests.wire.stubs import Stub
 from tests.wire.tensor_protos import tensor_to_proto
 
 CPU = ServerFlags(device="cpu", tensorflow_intra_op_parallelism=1, tensorflow_inter_op_parallelism=1)
+Counted = tuple[LoadedModel, list[int]]
 EMULATED = """
 memory: {rows_max: 8}
 inputs: {x: {dtype: float32, shape: [1]}}
@@ -153,7 +154,7 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # a second import of TensorFlow; the scores of a session, and live answers of a server, are held elsewhere
-def test_a_server_loads_it_quietly_and_gives_grpcio_and_httpx_its_own_scores(
+def test_a_server_gives_grpcio_and_httpx_its_scores_quietly(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorflow as tf
@@ -192,7 +193,7 @@ def test_tensorflow_says_that_it_sees_no_gpu(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> tuple[LoadedModel, list[int]]:
+def counted(tmp_path: Path) -> Counted:
     """An emulated model, and the rows of each of its runs."""
     (tmp_path / "emulated.yaml").write_text(EMULATED)
     loaded, rows = load_emulated_model(tmp_path), []
@@ -242,12 +243,12 @@ def no_examples() -> bytes:
         ((3, 5), None, 2, [3, 3, 5, 5, 1, 1]),
     ],
 )
-def test_recorded_requests_and_then_every_allowed_batch_size_are_run_before_the_model_is_available(
+def test_recorded_requests_and_then_allowed_sizes_are_run_first(
     recorded: tuple[int, ...],
-    parameters: BatchingParameters | None,
+    parameters: Any,
     iterations: int,
     expected: list[int],
-    counted: tuple[LoadedModel, list[int]],
+    counted: Counted,
     tmp_path: Path,
 ) -> None:
     model, rows = counted
@@ -266,8 +267,8 @@ def test_recorded_requests_and_then_every_allowed_batch_size_are_run_before_the_
         (predict(2, 3, 4), "record 1: signature serving_default input x shape is wrong"),
     ],
 )
-def test_a_corrupt_warmup_file_is_named_and_never_reaches_the_model(
-    tmp_path: Path, content: bytes, said: str, counted: tuple[LoadedModel, list[int]]
+def test_a_corrupt_warmup_file_is_named_and_not_run(
+    tmp_path: Path, content: bytes, said: str, counted: Counted
 ) -> None:
     model, rows = counted
     path = write_warmup_requests(tmp_path, content)
@@ -278,7 +279,7 @@ def test_a_corrupt_warmup_file_is_named_and_never_reaches_the_model(
 
 
 def test_a_recorded_request_that_fails_or_is_cut_short_fails_the_load(
-    tmp_path: Path, counted: tuple[LoadedModel, list[int]]
+    tmp_path: Path, counted: Counted
 ) -> None:
     path = write_warmup_requests(tmp_path, predict(9, 1))
     with pytest.raises(StatusError, match="OOM when allocating"):
@@ -291,8 +292,8 @@ def test_a_recorded_request_that_fails_or_is_cut_short_fails_the_load(
         warm_up(counted[0], tmp_path, None)
 
 
-def test_a_synthetic_batch_that_the_model_refuses_is_only_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], counted: tuple[LoadedModel, list[int]]
+def test_a_batch_of_zeros_that_fails_is_only_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], counted: Counted
 ) -> None:
     warm_up(counted[0], tmp_path, BatchingParameters(max_batch_size=16, allowed_batch_sizes=(8, 16)))
     assert "warm-up of signature serving_default with 16 rows of zeros: OOM" in capsys.readouterr().err

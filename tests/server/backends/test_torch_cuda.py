@@ -42,6 +42,7 @@ REPLAYED = ["replay", "event on", "event wait"]
 UNRECORDED = ["run", "event on", "event wait"]
 NO_GRAPH = "batchtune-model-server: note: no CUDA graph for"
 Module = Callable[..., Any]
+Heard = pytest.CaptureFixture[str]
 
 
 def rows(count: int, *, start: int = 0) -> np.ndarray:
@@ -66,20 +67,6 @@ def double(x: Any) -> Any:
 def assert_doubles(model: LoadedModel, *counts: int) -> None:
     for count in counts:
         np.testing.assert_array_equal(run(model, rows(count)), rows(count) * 2)
-
-
-class FakeStream:
-    """One of the 32 of its priority; what is drawn later may be the same stream.
-
-    It takes no weak references: PyTorch 2.11's takes them, and crashes the process when it dies before they do.
-    """
-
-    __slots__ = ("cuda_stream", "device", "name", "synchronize")
-
-    def __init__(self, name: str, device: Any, *, cuda_stream: int) -> None:
-        self.name = name
-        self.device = device
-        self.cuda_stream = cuda_stream
 
 
 class FakeCuda:
@@ -122,13 +109,18 @@ class FakeCuda:
         return torch.empty(*args, **kwargs)
 
     def _stream(self, device: Any, priority: int = 0) -> Any:
+        """One of the 32 of its priority; what is drawn later may be the same stream."""
         number = self.drawn[priority] % 32
         self.drawn[priority] += 1
         name = f"stream {number}" + " of high priority" * (priority < 0)
-        stream = FakeStream(name, device, cuda_stream=hash((id(self), number, priority)))
-        stream.synchronize = lambda: self.log.append(("wait for", name))
         self.log.append(("stream", name))
-        return stream
+        # Takes no weak references: PyTorch 2.11's takes them, and crashes the process when it dies before they do.
+        return SimpleNamespace(
+            name=name,
+            device=device,
+            cuda_stream=hash((id(self), number, priority)),
+            synchronize=lambda: self.log.append(("wait for", name)),
+        )
 
     def _event(self, *, blocking: bool) -> Any:
         assert blocking, "a thread that waits must sleep, not spin"
@@ -207,9 +199,7 @@ def cuda() -> FakeCuda:
     return FakeCuda()
 
 
-def test_only_recorded_sizes_are_replayed_and_all_give_the_models_answer(
-    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_only_recorded_sizes_are_replayed_and_all_are_right(cuda: FakeCuda, capfd: Heard) -> None:
     model = cuda.served()
     model.prepare((2, 4), 1)
     first = run(model, rows(2, start=100))
@@ -309,14 +299,14 @@ def test_a_surprise_while_recording_costs_no_lane(cuda: FakeCuda) -> None:
         ),
     ],
 )
-def test_graphs_are_recorded_for_the_sizes_that_batches_will_have(
+def test_graphs_are_for_the_sizes_of_batches(
     parameters: dict[str, Any] | None, sizes: tuple[int, ...]
 ) -> None:
     assert expected_sizes(None if parameters is None else BatchingParameters(**parameters)) == sizes
 
 
 def test_recording_ends_when_its_time_is_up(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Heard
 ) -> None:
     monkeypatch.setattr(torch_lanes, "RECORDING_LIMIT_S", -1.0)
     model = cuda.served()
@@ -403,9 +393,7 @@ def test_no_two_lanes_have_the_same_stream(cuda: FakeCuda) -> None:
         assert_doubles(model, 2)
 
 
-def test_a_thread_too_many_for_the_streams_is_said_once(
-    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_thread_too_many_for_the_streams_is_said_once(cuda: FakeCuda, capfd: Heard) -> None:
     model = cuda.served()
     model.prepare((2,), 40)
     assert len(lanes_of(model)) == 40
@@ -451,9 +439,7 @@ def test_batches_are_gathered_and_answered_in_page_locked_memory(cuda: FakeCuda)
     assert cuda.pinned - before == 2
 
 
-def test_a_recording_that_fails_is_ended_and_the_model_runs_without(
-    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_that_fails_is_ended_and_done_without(cuda: FakeCuda, capfd: Heard) -> None:
     cuda.fail_recording = "CUDA error: operation not permitted when stream is capturing\nmore"
     model = cuda.served()
     model.prepare((2, 4), 2)
@@ -478,9 +464,7 @@ def test_a_module_that_fails_while_recorded_leaves_no_recording_open(cuda: FakeC
     assert_doubles(model, 2)
 
 
-def test_a_size_for_which_memory_is_out_fails_alone_recorded_and_run(
-    cuda: FakeCuda, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_size_for_which_memory_is_out_fails_alone_recorded_and_run(cuda: FakeCuda, capfd: Heard) -> None:
     def module(x: Any) -> Any:
         if len(x) > 4:
             raise cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -514,8 +498,8 @@ def test_what_the_gpu_does_wrong_is_no_fault_of_the_request(said: str, code: str
     assert raised.value.code == code
 
 
-def test_a_gpu_that_answers_nothing_any_more_ends_the_process_with_a_word(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_lost_gpu_ends_the_process_with_a_word(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Heard
 ) -> None:
     def module(x: Any) -> Any:
         cuda.lost = "CUDA error: device-side assert triggered"
@@ -533,7 +517,7 @@ def test_a_gpu_that_answers_nothing_any_more_ends_the_process_with_a_word(
     )
 
 
-def test_weights_are_in_place_before_a_lane_can_read_them(
+def test_weights_are_in_place_before_lanes(
     cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(tmp_path, mixed=False)
@@ -590,8 +574,8 @@ def exported(directory: Path, *, mixed: bool) -> torch.nn.Module:  # type: ignor
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_model_computes_in_the_precision_asked_for_and_keeps_its_signature(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], dtype: str, mixed: bool
+def test_a_model_computes_in_the_precision_asked_for(
+    tmp_path: Path, capfd: Heard, dtype: str, mixed: bool
 ) -> None:
     module = exported(tmp_path, mixed=mixed)
     x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
@@ -611,7 +595,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch se
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gpu_memory_that_runs_out_ends_one_batch(capfd: pytest.CaptureFixture[str]) -> None:
+def test_gpu_memory_that_runs_out_ends_one_batch(capfd: Heard) -> None:
     def module(x: Any) -> Any:
         held = torch.empty((len(x) - 4, 1 << 36), device=x.device) if len(x) > 4 else None
         return x * 2 if held is None else held[:, :3]
@@ -628,7 +612,7 @@ def test_gpu_memory_that_runs_out_ends_one_batch(capfd: pytest.CaptureFixture[st
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gpu_runs_of_a_module_that_cannot_be_recorded(capfd: pytest.CaptureFixture[str]) -> None:
+def test_gpu_runs_of_a_module_that_cannot_be_recorded(capfd: Heard) -> None:
     model = served(lambda x: x * x.sum().item(), CudaDevice(torch, 0))
     model.prepare((2, 4), 2)
     assert capfd.readouterr().err.count("no CUDA graph") == 1
@@ -654,9 +638,7 @@ def test_gpu_batches_are_gathered_in_page_locked_memory() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gpu_graphs_of_three_precisions_give_the_models_answers_while_parameters_change(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_gpu_graphs_are_right_while_parameters_change(tmp_path: Path, capfd: Heard) -> None:
     tolerances = {"as_exported": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
     module, stop = exported(tmp_path, mixed=False), threading.Event()
     models = {

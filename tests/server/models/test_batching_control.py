@@ -129,7 +129,7 @@ async def test_requests_queued_under_old_parameters_are_answered_under_them(serv
     ],
 )
 @serving(replace(batching(max_batch_size=4), length_buckets=(32, 64)))
-async def test_parameters_that_the_reference_refuses_change_nothing(
+async def test_parameters_that_are_refused_change_nothing(
     server: Server, wanted: dict[str, Any], said: str
 ) -> None:
     before = server.control.in_force()
@@ -200,9 +200,7 @@ async def test_a_request_that_is_refused_when_its_turn_comes_is_told_so(server: 
 
 
 @serving(batching(), limit=ConcurrencyLimit(1))
-async def test_a_fault_of_the_model_s_session_is_an_internal_error_and_frees_its_place(
-    server: Server,
-) -> None:
+async def test_a_fault_of_a_session_is_an_internal_error_and_frees_its_place(server: Server) -> None:
     def submit(*_arguments: Any) -> None:
         raise KeyError("a programming error")
 
@@ -263,7 +261,7 @@ async def test_the_lag_of_the_loop_is_sampled(server: Server) -> None:
 
 
 @serving(batching(num_batch_threads=1, batch_timeout_micros=0))
-async def test_settings_that_a_model_cannot_be_made_ready_for_leave_no_threads(
+async def test_settings_without_room_leave_no_threads(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_memory(*_: Any) -> None:

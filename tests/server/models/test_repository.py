@@ -228,7 +228,7 @@ def test_a_model_without_a_version_that_loads_is_said_at_the_start(
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_a_base_path_without_versions_is_waited_for(
+def test_an_empty_base_path_is_waited_for(
     shelf: Shelf, empty: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As TF Serving does: file_system_storage_path_source.cc looks again, server_core.cc waits."""
@@ -282,9 +282,7 @@ def test_a_retry_under_way_is_not_given_up(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), ZeroDivisionError("in C++")])
-def test_whatever_a_framework_raises_marks_the_version_and_nothing_else(
-    shelf: Shelf, error: BaseException
-) -> None:
+def test_whatever_a_framework_raises_marks_the_version_alone(shelf: Shelf, error: BaseException) -> None:
     def load(directory: Path, options: ServerFlags) -> LoadedModel:
         if directory.parent.name == "a":
             raise error
@@ -420,7 +418,7 @@ def test_a_stderr_that_nobody_reads_stops_no_version(shelf: Shelf, monkeypatch: 
     wait_until(lambda: states(repository) == {2: "AVAILABLE", 1: "END"})
 
 
-def test_a_fault_in_a_round_is_told_to_who_waits_and_the_next_round_goes_on(
+def test_a_fault_in_a_round_is_told_and_the_next_goes_on(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = shelf.loaded("m")
@@ -553,9 +551,7 @@ def test_a_base_path_may_be_a_file_url(written: str, read: str) -> None:
         configured_models(ServerFlags(model_base_path="s3://b/m"))
 
 
-def test_a_model_whose_requests_shall_be_logged_is_told_once_that_they_are_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_with_logging_is_told_once_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     config = ModelServerConfig()
     model = config.model_config_list.config.add(name="unlogged", base_path="/m")
     model.logging_config.SetInParent()

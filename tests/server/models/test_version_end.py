@@ -63,7 +63,7 @@ async def test_the_weights_of_a_version_die_with_it(server: Server) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 @serving(UNBATCHED, SHARED)
-async def test_a_version_ends_after_its_requests_and_those_of_pools_that_were_replaced(
+async def test_a_version_ends_after_its_requests_and_those_of_old_pools(
     server: Server, replaced: bool
 ) -> None:
     """PUT, then unload, while requests wait under the old parameters: none finds a closed model."""
@@ -155,9 +155,7 @@ async def test_a_version_says_in_a_line_what_it_is(server: Server) -> None:
 
 
 @serving(replace(UNBATCHED, enabled=True, per_model=True))
-async def test_a_model_that_batches_inside_is_batched_twice_only_where_the_server_batches_it_too(
-    server: Server,
-) -> None:
+async def test_a_model_that_batches_inside_is_told_where_it_is_batched_twice(server: Server) -> None:
     inside = (GraphBatching(max_batch_size=2, batch_timeout_micros=1, num_batch_threads=1),)
     model = LoadedModel(signatures={"s": SIGNATURE}, runs={"s": GatedModel()}, inside=inside)
     without = server.attach(model).summary()
@@ -251,9 +249,7 @@ async def test_an_onnx_session_dies_with_its_version(server: Server, tmp_path: P
 
 @pytest.mark.usefixtures("no_collector")
 @serving(SHARED)
-async def test_exported_weights_are_freed_though_their_module_lives_in_a_cycle(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_exported_weights_are_freed_though_in_a_cycle(server: Server, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     save_program(tmp_path, torch.nn.Linear(WIDTH, WIDTH), width=WIDTH)
 

@@ -60,7 +60,7 @@ def tensorflow() -> Any:
 class HeldFunction:
     """A BatchFunction with one batch thread that waits at a gate and notes the rows of each batch."""
 
-    def __init__(self, tf: Any, case: Case, name: str, timeout_micros: int) -> None:
+    def __init__(self, tf: Any, case: Case, name: str) -> None:
         self.tf = tf
         self.batches: list[list[int]] = []
         self.gate = threading.Event()
@@ -80,7 +80,7 @@ class HeldFunction:
                 f=inner,
                 num_batch_threads=1,
                 max_batch_size=case.max_batch_size,
-                batch_timeout_micros=timeout_micros,
+                batch_timeout_micros=1000,
                 Tout=[tf.int64],
                 max_enqueued_batches=case.max_enqueued_batches,
                 allowed_batch_sizes=list(case.allowed_batch_sizes),
@@ -120,7 +120,7 @@ def wait_until_quiet() -> None:
 
 
 def play_in_tensorflow(tf: Any, case: Case, name: str) -> Outcome:
-    function = HeldFunction(tf, case, name, timeout_micros=1000)
+    function = HeldFunction(tf, case, name)
     refusals: dict[int, str] = {}
     with ThreadPoolExecutor(len(case.sizes) + 1) as pool:
         blocker = function.submit(pool, [BLOCKER])
@@ -227,27 +227,3 @@ def test_padding_is_that_of_tensorflow(
     case = Case(sizes, 16, allowed_batch_sizes=(4, 8, 16), splitting=True)
     batches, _ = play_in_tensorflow(tensorflow, case, request.node.name)
     assert play_in_ours(case)[0] == without_padding(batches)
-
-
-def test_neither_runs_an_open_batch_before_its_timeout(tensorflow: Any) -> None:
-    timeout_micros = 60_000
-    function = HeldFunction(tensorflow, Case((), 8), "latency", timeout_micros)
-    function.gate.set()
-    with ThreadPoolExecutor(1) as pool:
-        function.submit(pool, [0] * 8).result(30)  # a full batch first: tracing and loading are done
-        started_s = time.monotonic()
-        function.submit(pool, [1, 2, 3]).result(30)
-        theirs_s = time.monotonic() - started_s
-
-    scheduler = SharedBatchScheduler(num_batch_threads=1)
-    done = threading.Event()
-    queue = scheduler.add_queue(
-        QueueOptions(max_batch_size=8, batch_timeout_micros=timeout_micros), lambda batch: done.set()
-    )
-    started_s = time.monotonic()
-    queue.schedule(Rows([1, 2, 3]))
-    assert done.wait(30)
-    ours_s = time.monotonic() - started_s
-    scheduler.close()
-    assert theirs_s >= timeout_micros / 1e6
-    assert ours_s >= timeout_micros / 1e6

@@ -106,9 +106,7 @@ def played(
 
 @SMALL
 @given(options=queue_options(), trace=arrivals)
-def test_one_thread_delivers_every_accepted_row_once_and_in_order(
-    options: QueueOptions, trace: list[Arrival]
-) -> None:
+def test_one_thread_delivers_every_accepted_row_in_order(options: QueueOptions, trace: list[Arrival]) -> None:
     (play,) = played(trace, options, SharedBatchScheduler)
     assert play.delivered() == play.accepted
     for batch in play.batches:
@@ -120,17 +118,13 @@ def test_one_thread_delivers_every_accepted_row_once_and_in_order(
 
 @SMALL
 @given(options=queue_options(), trace=arrivals, threads=st.integers(1, 3))
-def test_several_threads_and_queues_lose_nothing(
-    options: QueueOptions, trace: list[Arrival], threads: int
-) -> None:
+def test_threads_and_queues_lose_nothing(options: QueueOptions, trace: list[Arrival], threads: int) -> None:
     for play in played(trace, options, SharedBatchScheduler, threads=threads, queues=2):
         assert sorted(play.delivered()) == play.accepted
 
 
 @given(size=st.integers(0, 100), slot=st.integers(0, 20), limit=st.integers(1, 20))
-def test_splitting_conserves_rows_fills_the_slot_and_keeps_the_limit(
-    size: int, slot: int, limit: int
-) -> None:
+def test_splitting_keeps_rows_fills_the_slot_and_keeps_the_limit(size: int, slot: int, limit: int) -> None:
     slot = min(slot, limit)
     sizes = split_sizes(size, slot, limit)
     assert sum(sizes) == size
@@ -151,9 +145,7 @@ def test_rounding_goes_up_to_the_nearest_allowed_size(rows: int, sizes: list[int
 
 @SMALL
 @given(trace=arrivals, timeout=st.sampled_from([5, 20]), threads=st.integers(1, 3))
-def test_the_streaming_scheduler_delivers_every_accepted_row_once(
-    trace: list[Arrival], timeout: int, threads: int
-) -> None:
+def test_streaming_delivers_every_accepted_row_once(trace: list[Arrival], timeout: int, threads: int) -> None:
     options = QueueOptions(max_batch_size=7, batch_timeout_micros=timeout)
     (play,) = played(trace, options, StreamingBatchScheduler, threads=threads)
     assert sorted(play.delivered()) == play.accepted

@@ -62,7 +62,7 @@ SIXES = {"max_batch_size": 6, "batch_timeout_micros": 1000, "enable_large_batch_
         ({**FOUR, "max_execution_batch_size": 2}, "4 +0", ["a full"]),
     ],
 )
-def test_batches_form_and_close_as_in_tensorflow(
+def test_batches_form_as_in_tensorflow(
     bench: Bench, options: dict[str, Any], trace: str, batches: list[str]
 ) -> None:
     assert bench.play(bench.queue(**options), trace) == []
@@ -136,9 +136,7 @@ def test_queues_are_served_in_turn_one_batch_each(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_as_many_batches_run_at_once_as_there_are_threads(
-    make_bench: Callable[..., Bench], threads: int
-) -> None:
+def test_as_many_batches_run_as_there_are_threads(make_bench: Callable[..., Bench], threads: int) -> None:
     bench = make_bench(threads)
     queue = bench.queue(max_batch_size=1, max_enqueued_batches=10)
     bench.gate.clear()
@@ -188,9 +186,7 @@ SPLITTING = (
         ({**FIVES, "max_execution_batch_size": 0}, "max_execution_batch_size must be positive; was 0"),
     ],
 )
-def test_options_that_break_a_rule_are_refused_with_the_reference_text(
-    bench: Bench, options: dict[str, Any], message: str
-) -> None:
+def test_options_that_break_a_rule_are_refused(bench: Bench, options: dict[str, Any], message: str) -> None:
     with pytest.raises(StatusError) as caught:
         bench.queue(**options)
     assert (caught.value.code, caught.value.message) == ("INVALID_ARGUMENT", message)
@@ -215,9 +211,7 @@ def test_the_defaults_are_those_of_tf_serving() -> None:
     )
 
 
-def test_a_callback_that_raises_does_not_end_its_thread(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_raises_ends_no_thread(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     done = threading.Event()
 
     def process(batch: Batch[Piece]) -> None:

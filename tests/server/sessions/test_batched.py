@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from batchtune.server.backends.model import Tensors
 from batchtune.server.metrics import Metrics
 from batchtune.server.scheduling.batch_queue import QueueOptions, SharedBatchScheduler
 from batchtune.server.scheduling.retrier import BatchSchedulerRetrier, RetrierOptions
 from batchtune.server.sessions.batched import BatchingSession, Completion
-from batchtune.server.sessions.unbatched import RequestThreads, UnbatchedSession
+from batchtune.server.sessions.pool import BatchingSettings, SessionPool
+from batchtune.server.sessions.unbatched import (
+    HANDLERS_MAX,
+    RequestThreads,
+    UnbatchedSession,
+    handlers_at_least,
+)
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.manual_clock import ManualClock
@@ -227,9 +234,7 @@ TOO_LARGE = "INVALID_ARGUMENT: Task size 17 is larger than maximum input batch s
     ],
 )
 @pytest.mark.parametrize("known", [False, True], ids=["at first", "after one that passed"])
-def test_a_bad_request_is_refused_before_it_is_queued(
-    make: Make, inputs: Arrays, said: str, known: bool
-) -> None:
+def test_a_bad_request_is_refused_at_once(make: Make, inputs: Arrays, said: str, known: bool) -> None:
     session = make(of=TWO_INPUTS)
     for _ in range(2 * known):
         session.submit(inputs={"x": ONE, "z": ONE})
@@ -321,9 +326,7 @@ def test_requests_for_other_outputs_have_a_queue_of_their_own_and_the_order_is_e
         session.submit([1], outputs=("nothing",))
 
 
-def test_an_error_of_the_model_reaches_every_request_of_the_batch(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_the_model_reaches_every_request(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     def run(inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         raise StatusError("RESOURCE_EXHAUSTED", "out of memory") if len(inputs["x"]) > 1 else KeyError("bug")
 
@@ -370,7 +373,7 @@ LAST_ENTRY = "Last entry in allowed_batch_sizes must match max_batch_size; last 
         ({"allowed_batch_sizes": (4, 2, 8)}, "allowed_batch_sizes entries must be monotonically increasing"),
     ],
 )
-def test_allowed_sizes_are_checked_as_the_model_server_does(
+def test_allowed_sizes_are_checked_as_in_the_reference(
     make: Make, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(StatusError) as caught:
@@ -434,9 +437,7 @@ def test_without_batching_each_request_runs_alone() -> None:
     assert list(answers[5].outputs or ()) == ["sum"]
 
 
-def test_without_batching_errors_and_deadlines_reach_their_request_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_batching_errors_and_deadlines_reach_one_request(caplog: pytest.LogCaptureFixture) -> None:
     def run(inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         match int(inputs["x"][0, 0]):
             case 1:
@@ -467,3 +468,33 @@ def test_shapes_are_remembered_up_to_a_bound(make: Make) -> None:
     for columns in range(200):
         session.submit(inputs={"x": np.ones((1, columns), np.float32)})
     assert len(session.session._rows_by_shape) == 64
+
+
+X, Y = (TensorSpec(name=name, dtype="int32", shape=(None,)) for name in "xy")
+SIGNATURE = Signature(name="s", method_name="p", inputs=(X,), outputs=(Y,))
+
+
+def test_a_model_that_batches_inside_gets_as_many_requests_at_once_as_it_waits_for() -> None:
+    """Every run waits for all the others, as in a batch of the graph that closes when it is full."""
+    count = handlers_at_least() + 5
+    together = threading.Barrier(count)
+
+    def run(inputs: Tensors) -> Tensors:
+        together.wait(10)
+        return {"y": inputs["x"]}
+
+    pool = SessionPool(BatchingSettings(), observer=Metrics(), deliver=deliver)
+    session = pool.open(SIGNATURE, run, parameters=None, at_once=count)
+    answers = [Answer() for _ in range(count)]
+    for answer in answers:
+        session.submit({"x": np.ones(1, np.int32)}, None, None, answer)
+    pool.close()
+    assert [answer.error for answer in answers] == [None] * count
+
+
+@pytest.mark.parametrize(("at_once", "expected"), [(0, handlers_at_least()), (10**9, HANDLERS_MAX)])
+def test_other_models_have_the_usual_threads_and_none_has_any_number(at_once: int, expected: int) -> None:
+    pool = SessionPool(BatchingSettings(), observer=Metrics(), deliver=deliver)
+    pool.open(SIGNATURE, lambda inputs: inputs, parameters=None, at_once=at_once)
+    assert list(pool._handlers) == [expected]
+    pool.close()

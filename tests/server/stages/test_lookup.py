@@ -58,9 +58,7 @@ of_users = partial(staged, files=(STAGES, CODE), inputs=(X, Z), **ALONE)
 
 
 @of_users("device", "unit")
-async def test_keys_of_several_requests_are_asked_for_together(
-    server: StagedServer, stage: BatchingStage
-) -> None:
+async def test_keys_of_several_requests_are_one_call(server: StagedServer, stage: BatchingStage) -> None:
     answers = await asyncio.gather(ask(server, b"10"), ask(server, b"20", b"30"))
     assert [answer["y"].tolist() for answer in answers] == [[[22.0]], [[42.0], [62.0]]]
     if stage == "device":  # by a scheduler of its own, whatever the device's does

@@ -70,7 +70,7 @@ def loaded_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @staged(*STAGES, **TOGETHER)
-async def test_requests_meet_in_one_batch_and_each_gets_its_own_answer(
+async def test_requests_meet_in_one_batch_with_their_answers(
     server: StagedServer, stage: BatchingStage
 ) -> None:
     answers = await asyncio.gather(server.text(b"a", b"bcd"), server.text(b"ef"), server.text(b"ghij"))
@@ -109,7 +109,7 @@ async def test_only_the_device_part_counts_as_busy(server: StagedServer) -> None
     ],
 )
 @staged(*STAGES)
-async def test_an_error_of_the_code_ends_its_request_with_file_and_line(
+async def test_an_error_ends_its_request_with_file_and_line(
     server: StagedServer, text: bytes, said: str
 ) -> None:
     with pytest.raises(StatusError) as raised:
@@ -191,7 +191,7 @@ OTHER_ROWS = "pre: stages.py:preprocess gave 'x' of shape [5, 1] for 1 rows"
     ],
 )
 @pytest.mark.parametrize("stage", ["device", "unit"])
-def test_what_the_model_does_not_take_is_refused_before_it_runs(
+def test_what_a_model_cannot_take_is_refused(
     tmp_path: Path, stage: BatchingStage, body: str, message: str
 ) -> None:
     async def ask(server: StagedServer) -> None:
@@ -216,7 +216,7 @@ def test_what_the_model_does_not_take_is_refused_before_it_runs(
     ],
 )
 @every_stage
-def test_whatever_the_code_gives_or_raises_is_the_end_of_that_request(
+def test_whatever_code_raises_ends_a_request(
     tmp_path: Path, stage: BatchingStage, body: str, message: str
 ) -> None:
     async def ask(server: StagedServer) -> None:
@@ -238,7 +238,7 @@ def test_whatever_the_code_gives_or_raises_is_the_end_of_that_request(
     ],
 )
 @pytest.mark.parametrize("stage", ["device", "unit"])
-def test_an_answer_is_what_the_declaration_tells_clients(
+def test_an_answer_is_as_declared(
     tmp_path: Path, stage: BatchingStage, dtype: str, given: str, message: str
 ) -> None:
     async def ask(server: StagedServer) -> None:
@@ -280,7 +280,7 @@ async def test_batching_may_be_turned_off_and_on_again_under_stages(server: Stag
 
 
 @every_stage
-def test_the_model_of_a_stage_is_closed_after_the_last_queued_request(
+def test_a_stage_is_closed_after_the_last_request(
     tmp_path: Path, loaded_as: Any, stage: BatchingStage
 ) -> None:
     runs: list[bool] = []
@@ -304,9 +304,7 @@ def test_the_model_of_a_stage_is_closed_after_the_last_queued_request(
 
 @pytest.mark.parametrize("size", [1, 2])
 @every_stage
-def test_the_model_of_a_last_stage_answers_only_what_is_declared(
-    tmp_path: Path, stage: BatchingStage, size: int
-) -> None:
+def test_a_last_stage_answers_only_what_is_declared(tmp_path: Path, stage: BatchingStage, size: int) -> None:
     async def ask(server: StagedServer) -> None:
         if size == 1:
             answer = await server.text(b"abc")
@@ -325,7 +323,7 @@ def test_the_model_of_a_last_stage_answers_only_what_is_declared(
 
 
 @every_stage
-def test_a_model_of_a_first_stage_gives_as_many_rows_as_it_took(
+def test_a_first_stage_gives_as_many_rows_as_it_took(
     tmp_path: Path, loaded_as: Any, stage: BatchingStage
 ) -> None:
     def run(inputs: Tensors) -> Tensors:
@@ -349,18 +347,14 @@ def test_a_model_of_a_first_stage_gives_as_many_rows_as_it_took(
     "beside", [np.float32(3), np.ones(7, np.float32)], ids=["no dimension", "other rows"]
 )
 @staged(*STAGES)
-async def test_rows_of_a_last_stage_are_those_of_the_batch_whatever_the_model_gives_first(
-    server: StagedServer, beside: np.ndarray
-) -> None:
+async def test_rows_of_a_last_stage_are_those_of_the_batch(server: StagedServer, beside: np.ndarray) -> None:
     server.device.beside = {"constant": beside}
     assert (await server.text(b"abc", b"d"))["label"].tolist() == [b"3 letters", b"1 letters"]
     assert 'stage_rows_total{model_name="m",stage="post"} 2' in server.metrics.render()
 
 
 @staged()
-async def test_some_outputs_may_be_asked_for_and_another_signature_stays_as_it_is(
-    server: StagedServer,
-) -> None:
+async def test_some_outputs_may_be_asked_for_and_other_signatures_stay(server: StagedServer) -> None:
     assert list(await server.text(b"a", names=("label",))) == ["label"]
     plain = await server.request({"x": np.array([[1.5]], np.float32)}, signature="plain")
     assert plain["y"].tolist() == [[3.0]]
@@ -406,9 +400,7 @@ async def test_what_is_in_any_stage_is_answered_when_parameters_change_or_the_ve
 
 
 @staged()
-async def test_a_request_whose_deadline_passes_before_its_first_stage_is_not_run(
-    server: StagedServer,
-) -> None:
+async def test_a_request_that_is_late_before_its_first_stage_is_not_run(server: StagedServer) -> None:
     with pytest.raises(StatusError) as raised:
         await server.text(b"abc", deadline_ns=time.monotonic_ns())
     assert raised.value.code == "DEADLINE_EXCEEDED"
@@ -496,9 +488,7 @@ def test_code_and_connections_of_a_model_are_refused_without_the_flag(tmp_path: 
         ("other = 1", "stages.py: no function preprocess, which pre of stages.yaml names"),
     ],
 )
-def test_code_that_does_not_run_is_refused_at_load_with_its_line(
-    tmp_path: Path, code: str, message: str
-) -> None:
+def test_code_that_does_not_run_is_refused_with_its_line(tmp_path: Path, code: str, message: str) -> None:
     with pytest.raises(StatusError, match=message) as raised:
         serve(write_stages(tmp_path, code=code), unloaded)
     assert raised.value.code == "INVALID_ARGUMENT"
@@ -522,7 +512,7 @@ def test_a_stage_may_be_a_model_of_a_folder_of_its_own(tmp_path: Path, stage: Ba
         (COUNTS, "letters: post of stages.yaml gives no 'label'"),
     ],
 )
-def test_a_folder_that_cannot_be_the_stage_is_refused_at_load(
+def test_a_folder_that_is_no_stage_is_refused_at_load(
     tmp_path: Path, model: str | None, message: str
 ) -> None:
     if model is None:

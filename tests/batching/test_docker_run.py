@@ -78,10 +78,8 @@ def test_a_line_that_starts_a_server_itself_is_read(command: str, tmp_path: Path
     flags = FLAGS.replace("/conf/", "conf/") + " --ssl_config_file=/etc/tls.txt"
     file = read_batching_file(script_of(tmp_path, command.format(flags)))
     assert (file.dialect, file.enabled) == ("flags", True)
-    assert file.knobs(on_triton=False) == (
-        {**SAID, "grpc_max_threads": "1000", "ssl_config_file": "/etc/tls.txt"},
-        (),
-    )
+    own = {"grpc_max_threads": "1000", "ssl_config_file": "/etc/tls.txt"}
+    assert file.knobs(on_triton=False) == ({**SAID, **own}, ())
 
 
 def test_the_number_of_a_redirection_is_no_value_of_a_flag(tmp_path: Path) -> None:
@@ -153,11 +151,7 @@ FILE_FLAG = "--batching_parameters_file"
 @pytest.mark.parametrize(
     ("command", "words", "hint"),
     [
-        (
-            f"docker run -v ./other:/other tf {FLAGS}",
-            ":3: no --mount or --volume holds /conf/b.txt",
-            "the file",
-        ),
+        (f"docker run -v ./o:/o tf {FLAGS}", ":3: no --mount or --volume holds /conf/b.txt", "the file"),
         (f'docker run -v "$DIR:/conf" tf {FLAGS}', ":3: $DIR depends on the shell", "write the path"),
         (f"docker run -v ~/conf:/conf tf {FLAGS}", ":3: ~/conf depends on the shell", "the path"),
         (f"docker run -v ./gone:/conf tf {FLAGS}", "gone/b.txt: No such file", ""),
@@ -172,27 +166,11 @@ FILE_FLAG = "--batching_parameters_file"
         ("cd x && docker-compose up", A_COMPOSE_FILE, "mounts"),
         ("docker run --rm", ":3: docker run names no image", ""),
         ("docker run tf 'a", ":3: No closing quotation", ""),
-        (
-            "docker run nvcr.io/x tritonserver",
-            "a Triton's parameters are in the model's config.pbtxt",
-            "give that",
-        ),
-        (
-            f"docker run -v ./conf:/conf tf {FLAGS} --max_batch_size=8",
-            "in the command and in",
-            "keep the file's",
-        ),
-        (
-            "docker run tf --max_batch_sise=8",
-            ":3: --max_batch_sise: unknown batching parameter",
-            "max_batch_size",
-        ),
+        ("docker run x tritonserver", "a Triton's parameters are in the model's config.pbtxt", "give that"),
+        (f"{RUN} --max_batch_size=8", "in the command and in", "keep the file's"),
+        ("docker run tf --max_batch_sise=8", ":3: --max_batch_sise: unknown batching", "max_batch_size"),
         ("docker run tf --max_batch_size=-1", ":3: max_batch_size: input_batch_size", "at least 1"),
-        (
-            "numactl tensorflow_model_server",
-            ":3: cannot read how the server is started here",
-            "a line that begins with",
-        ),
+        ("numactl tensorflow_model_server", ":3: cannot read how the server is started here", "begins with"),
         ("tritonserver --model-repository=/m", ":3: a Triton's parameters are in", "give that"),
         ("tensorflow_model_server\ntensorflow_model_server", ":4: a second server", "keep one"),
         (f"tensorflow_model_server {FILE_FLAG}=$D/b", f":3: {FILE_FLAG}=$D/b: its value", "the file"),

@@ -24,7 +24,9 @@ SPLITTING = (
 )
 LAST_ENTRY = "Last entry in allowed_batch_sizes must match max_batch_size; last entry was 16; expected "
 NOT_INCREASING = "allowed_batch_sizes entries must be monotonically increasing"
+NEITHER = "enable_large_batch_splitting needs max_batch_size or max_execution_batch_size"
 SPLIT = {"enable_large_batch_splitting": True}
+SPLIT_8 = {**SPLIT, "max_batch_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -50,26 +52,14 @@ def test_what_tf_serving_accepts_is_accepted(fields: dict[str, object]) -> None:
         ({"num_batch_threads": 0}, "num_batch_threads must be positive; was 0"),
         ({"max_batch_size": 0}, "input_batch_size_limit must be positive; was 0"),
         ({"batch_timeout_micros": -1}, "batch_timeout_micros must be non-negative; was -1"),
-        (
-            {**SPLIT, "max_batch_size": 8, "max_enqueued_batches": 0},
-            "max_enqueued_batches must be positive; was 0",
-        ),
+        ({**SPLIT_8, "max_enqueued_batches": 0}, "max_enqueued_batches must be positive; was 0"),
         ({"allowed_batch_sizes": (8, 16)}, f"{LAST_ENTRY}1000"),
         # Also where it is the largest that is executed.
-        (
-            {**SPLIT, "max_batch_size": 32, "allowed_batch_sizes": (8, 16), "max_execution_batch_size": 16},
-            f"{LAST_ENTRY}32",
-        ),
+        ({**SPLIT_8, "allowed_batch_sizes": (8, 16), "max_execution_batch_size": 16}, f"{LAST_ENTRY}8"),
         ({"max_batch_size": 16, "allowed_batch_sizes": (8, 4, 16)}, NOT_INCREASING),
         ({"max_batch_size": 8, "allowed_batch_sizes": (8, 8)}, NOT_INCREASING),
-        (
-            {**SPLIT, "max_batch_size": 8, "max_execution_batch_size": 32},
-            f"{SPLITTING}max_execution_batch_size.1832",
-        ),
-        (
-            SPLIT,
-            "enable_large_batch_splitting needs max_batch_size or max_execution_batch_size; both are absent",
-        ),
+        ({**SPLIT_8, "max_execution_batch_size": 32}, f"{SPLITTING}max_execution_batch_size.1832"),
+        (SPLIT, f"{NEITHER}; both are absent"),
     ],
 )
 def test_what_tf_serving_refuses_is_refused_with_its_text(fields: dict[str, object], text: str) -> None:

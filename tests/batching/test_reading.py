@@ -305,6 +305,8 @@ MOUNTED = CONFIG_MAP + "---\n" + TEMPLATE % ITS_FILE
 FLAGS = "--port=8500 --rest_api_port=8501 --model_name=m --model_base_path=/m --max_batch_size=8 --odd=1"
 SCRIPT = "docker run -e P=a#b tf --saved_model_tags=a#b --enable_batching --max_batch_size=8 # now\n"
 SERVER_SIDE = "    server_side_batching: {max_batch_size: 32, batch_interval: 0.1s}\n"
+A_HASH = {"max_batch_size": 8, "saved_model_tags": "a#b"}
+ONE_PROCESS = CORTEX_YAML.replace("    processes_per_replica: 4\n", "")
 CORTEX_KNOBS = {"max_batch_size": 32, "batch_timeout_micros": 100_000}
 
 
@@ -313,11 +315,7 @@ CORTEX_KNOBS = {"max_batch_size": 32, "batch_timeout_micros": 100_000}
     [
         (CORTEX_YAML, {**CORTEX_KNOBS, "num_batch_threads": 4}, (AT_ONCE.format(768),)),
         (CORTEX_YAML.replace(SERVER_SIDE, ""), {"num_batch_threads": 4, **OFF}, ()),
-        (
-            CORTEX_YAML.replace("    processes_per_replica: 4\n", ""),
-            {**CORTEX_KNOBS, "num_batch_threads": 1},
-            (AT_ONCE.format(192),),
-        ),
+        (ONE_PROCESS, {**CORTEX_KNOBS, "num_batch_threads": 1}, (AT_ONCE.format(192),)),
         # The file that the args name may have any name; a switch that is off counts more than a file.
         (CONFIG_MAP + DEPLOYMENT % "--enable_batching=true", {"max_batch_size": 8}, ()),
         (DEPLOYMENT % "--enable_batching" + "---\n" + CONFIG_MAP, {"max_batch_size": 8}, ()),
@@ -327,12 +325,8 @@ CORTEX_KNOBS = {"max_batch_size": 32, "batch_timeout_micros": 100_000}
         (TEMPLATE % "", {**OWN, **OFF}, (A_PATH,)),
         # A deployment keeps its ports and its model to itself; a hash within a word begins no comment.
         (FLAGS, {"max_batch_size": 8, "odd": "1"}, ()),
-        (
-            "--saved_model_tags=a#b --max_batch_size=8 # it's eight",
-            {"max_batch_size": 8, "saved_model_tags": "a#b"},
-            (),
-        ),
-        (SCRIPT, {"max_batch_size": 8, "saved_model_tags": "a#b"}, ()),
+        ("--saved_model_tags=a#b --max_batch_size=8 # it's eight", A_HASH, ()),
+        (SCRIPT, A_HASH, ()),
     ],
 )
 def test_a_file_is_read_for_tf_serving(text: str, knobs: dict[str, Any], notes: tuple[str, ...]) -> None:
@@ -385,14 +379,10 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"\xff")
-    for path, words in (
-        (tmp_path / "none", "No such file"),
-        (tmp_path, "directory"),
-        (tmp_path / "latin", "UTF-8"),
-    ):
+    for name, words in (("none", "No such file"), ("", "directory"), ("latin", "UTF-8")):
         with pytest.raises(BatchingParametersError, match=words) as raised:
-            read_batching_file(path)
-        assert raised.value.message.startswith(f"{path}: ")
+            read_batching_file(tmp_path / name)
+        assert raised.value.message.startswith(f"{tmp_path / name}: ")
 
 
 def test_a_deployment_mounts_its_parameters_and_names_them() -> None:

@@ -15,38 +15,35 @@ from batchtune.errors import BatchingParametersError
 
 pytestmark = pytest.mark.smoke
 
-INT64, BOOL, STRING = (f".google.protobuf.{name}Value" for name in ("Int64", "Bool", "String"))
+# BatchingParameters as in session_bundle_config.proto, which no Python wheel carries: number, name and type.
+FIELDS = """
+1 max_batch_size Int64Value
+2 batch_timeout_micros Int64Value
+3 max_enqueued_batches Int64Value
+4 num_batch_threads Int64Value
+5 thread_pool_name StringValue
+6 allowed_batch_sizes TYPE_INT64
+7 pad_variable_length_inputs TYPE_BOOL
+8 enable_large_batch_splitting BoolValue
+9 max_execution_batch_size Int64Value
+"""
 
 
 def _message_class() -> Any:
-    """BatchingParameters as in session_bundle_config.proto, which no Python wheel carries."""
-    pool = descriptor_pool.DescriptorPool()
-    wrappers = descriptor_pb2.FileDescriptorProto()
+    wrappers, file = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto(syntax="proto3")
     wrappers_pb2.DESCRIPTOR.CopyToProto(wrappers)
+    file.name, file.package = "session_bundle_config.proto", "tensorflow.serving"
+    file.dependency.append(wrappers.name)
+    message, kind = file.message_type.add(name="BatchingParameters"), descriptor_pb2.FieldDescriptorProto
+    for number, name, type_name in (line.split() for line in FIELDS.split("\n") if line):
+        label = kind.LABEL_REPEATED if name == "allowed_batch_sizes" else kind.LABEL_OPTIONAL
+        field = message.field.add(name=name, number=int(number), label=label)
+        if type_name.startswith("TYPE_"):
+            field.type = kind.Type.Value(type_name)
+        else:
+            field.type, field.type_name = kind.TYPE_MESSAGE, f".google.protobuf.{type_name}"
+    pool = descriptor_pool.DescriptorPool()
     pool.Add(wrappers)
-    file = descriptor_pb2.FileDescriptorProto(
-        name="session_bundle_config.proto",
-        package="tensorflow.serving",
-        syntax="proto3",
-        dependency=["google/protobuf/wrappers.proto"],
-    )
-    message = file.message_type.add(name="BatchingParameters")
-    kind = descriptor_pb2.FieldDescriptorProto
-    for number, name, wrapper in (
-        (1, "max_batch_size", INT64),
-        (2, "batch_timeout_micros", INT64),
-        (3, "max_enqueued_batches", INT64),
-        (4, "num_batch_threads", INT64),
-        (5, "thread_pool_name", STRING),
-        (8, "enable_large_batch_splitting", BOOL),
-        (9, "max_execution_batch_size", INT64),
-    ):
-        field = message.field.add(name=name, number=number, label=kind.LABEL_OPTIONAL)
-        field.type, field.type_name = kind.TYPE_MESSAGE, wrapper
-    message.field.add(name="allowed_batch_sizes", number=6, type=kind.TYPE_INT64, label=kind.LABEL_REPEATED)
-    message.field.add(
-        name="pad_variable_length_inputs", number=7, type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL
-    )
     pool.Add(file)
     found = pool.FindMessageTypeByName("tensorflow.serving.BatchingParameters")
     return message_factory.GetMessageClass(found)

@@ -166,10 +166,11 @@ def test_config_pbtxt_says_everything_in_the_grammar_of_protobuf() -> None:
         "instance_group": [{"count": 2}, {"count": 1}],
         "parameters": {"7": {"string_value": 'a "quoted"\npath'}},
         "optimization": {"cuda": {"graphs": True, "graph_spec": [{"input": {"0": {"dim": ["3"]}}}]}},
-        "model_warmup": [{"name": "w", "inputs": {"1": {"zero_data": True}}}],
+        "model_warmup": [{"inputs": {"1": {"zero_data": True}}}],
     }
     policy = [("timeout_action", ("name", "DELAY")), ("max_queue_size", ("number", "3"))]
     spec = [("input", [("key", ("string", "0")), ("value", [("dim", ("number", "3"))])])]
+    quoted = [("string_value", ("string", 'a "quoted"\npath'))]
     zero = [("zero_data", ("name", "true"))]
     x = {"name": ("string", "x"), "data_type": ("name", "TYPE_FP32"), "format": ("name", "FORMAT_NONE")}
     assert plain(parse_text_proto(format_config_pbtxt(config), source="config.pbtxt")) == [
@@ -180,13 +181,7 @@ def test_config_pbtxt_says_everything_in_the_grammar_of_protobuf() -> None:
         ("dynamic_batching", [("priority_queue_policy", [("key", ("number", "1")), ("value", policy)])]),
         ("instance_group", [("count", ("number", "2"))]),
         ("instance_group", [("count", ("number", "1"))]),
-        (
-            "parameters",
-            [("key", ("string", "7")), ("value", [("string_value", ("string", 'a "quoted"\npath'))])],
-        ),
+        ("parameters", [("key", ("string", "7")), ("value", quoted)]),
         ("optimization", [("cuda", [("graphs", ("name", "true")), ("graph_spec", spec)])]),
-        (
-            "model_warmup",
-            [("name", ("string", "w")), ("inputs", [("key", ("string", "1")), ("value", zero)])],
-        ),
+        ("model_warmup", [("inputs", [("key", ("string", "1")), ("value", zero)])]),
     ]

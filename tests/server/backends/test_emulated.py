@@ -23,6 +23,7 @@ from batchtune.wire.signature import TensorSpec
 from batchtune.wire.status import StatusError
 
 IO = "inputs: {x: {dtype: float32, shape: [4]}}\noutputs: {y: {dtype: float32, shape: [3]}}\n"
+TEXT_IO = "inputs: {s: {dtype: string}}\noutputs: {n: {dtype: int64}, t: {dtype: string, shape: [2]}}\n"
 STEPS = ((1, 0, 2.0), (2, 0, 4.0), (8, 0, 4.0), (16, 0, 8.0))
 """Rows, elements and milliseconds: beyond the last step it goes on in proportion."""
 Y = (TensorSpec(name="y", dtype="float32", shape=(None, 3)),)
@@ -38,11 +39,7 @@ def version_directory(tmp_path: Path, text: str) -> Path:
     [
         (IO, {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}, {"y": [[6, 7, 8], [22, 23, 24]]}),
         (IO, {"x": np.zeros((0, 4), np.float32)}, {"y": np.zeros((0, 3))}),
-        (
-            "inputs: {s: {dtype: string}}\noutputs: {n: {dtype: int64}, t: {dtype: string, shape: [2]}}\n",
-            {"s": np.array([b"abc", b""], dtype=object)},
-            {"n": [3, 0], "t": [[b"3", b"4"], [b"0", b"1"]]},
-        ),
+        (TEXT_IO, {"s": np.array([b"abc", b""], object)}, {"n": [3, 0], "t": [[b"3", b"4"], [b"0", b"1"]]}),
     ],
     ids=["the row's sum plus the column", "no rows", "strings count with their length"],
 )
@@ -195,7 +192,7 @@ def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
         ("service_time: {base_ms: fast}\n" + IO, "service_time.base_ms: 'fast'; expected a number ≥ 0"),
         ("service_time: {concurrency: both}\n" + IO, "expected serial or parallel"),
         (
-            "service_time: {contention_ratio: 0.5}\n" + IO,
+            "service_time: {contention_ratio: 1}\n" + IO,
             "contention_ratio: read only with concurrency: parallel",
         ),
         ("service_time: {steps: [1]}\n" + IO, "service_time.steps: expected a table"),
@@ -203,14 +200,8 @@ def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
         ("service_time: 3\n" + IO, "service_time: 3; expected a table"),
         ("memory: {rows_max: 0}\n" + IO, "memory.rows_max: 0; expected a whole number ≥ 1"),
         ("outputs: {y: {shape: [1]}}\n", "inputs: missing"),
-        (
-            "{inputs: {x: {dtype: flot32}}, outputs: {y: {}}}",
-            "inputs.x.dtype: 'flot32'; did you mean 'float32'?",
-        ),
-        (
-            "{inputs: {x: {}}, outputs: {y: {shape: [-1]}}}",
-            "outputs.y.shape: -1; expected a whole number ≥ 0",
-        ),
+        ("{inputs: {x: {dtype: f32}}, outputs: {y: {}}}", "inputs.x.dtype: 'f32'; "),
+        ("{inputs: {x: {}}, outputs: {y: {shape: [-1]}}}", "outputs.y.shape: -1; expected a whole number"),
         ("[1, 2]\n", "the file: [1, 2]; expected a table"),
         ("{", "not YAML: "),
     ],

@@ -41,6 +41,7 @@ Z = TensorSpec(name="z", dtype="int64", shape=(None,))
 REPLAYED = ["replay", "event on", "event wait"]
 UNRECORDED = ["run", "event on", "event wait"]
 NO_GRAPH = "batchtune-model-server: note: no CUDA graph for"
+SPLITTING = {"enable_large_batch_splitting": True}
 Module = Callable[..., Any]
 Heard = pytest.CaptureFixture[str]
 
@@ -293,10 +294,7 @@ def test_a_surprise_while_recording_costs_no_lane(cuda: FakeCuda) -> None:
         ({"max_batch_size": 3}, (1, 2, 3)),
         ({"max_batch_size": 100}, (*range(1, 17), 100)),
         ({}, tuple(range(1, 17))),
-        (
-            {"max_batch_size": 64, "max_execution_batch_size": 4, "enable_large_batch_splitting": True},
-            (1, 2, 3, 4),
-        ),
+        ({**SPLITTING, "max_batch_size": 64, "max_execution_batch_size": 4}, (1, 2, 3, 4)),
     ],
 )
 def test_graphs_are_for_the_sizes_of_batches(

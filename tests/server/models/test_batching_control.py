@@ -122,10 +122,7 @@ async def test_requests_queued_under_old_parameters_are_answered_under_them(serv
         ({"models": {"m": {"size": 1}}}, "unknown batching parameter 'size'"),
         # A request that no others follow would never be answered.
         ({"batch_scheduler": "streaming"}, "INVALID_ARGUMENT: batch_timeout_micros must be positive"),
-        (
-            {"batch_scheduler": "streaming", "batch_timeout_micros": 0},
-            "batch_timeout_micros must be positive",
-        ),
+        ({"batch_scheduler": "streaming", "batch_timeout_micros": 0}, "batch_timeout_micros must be"),
     ],
 )
 @serving(replace(batching(max_batch_size=4), length_buckets=(32, 64)))
@@ -289,23 +286,6 @@ async def test_a_fault_of_an_answer_frees_its_place_once(server: Server) -> None
     assert LIMIT_OF_ONE.inside == 0
     await server.request()
     assert LIMIT_OF_ONE.inside == 0
-
-
-@serving(batching(batch_timeout_micros=0))
-async def test_a_pool_that_ends_takes_its_sessions_under_its_lock(server: Server) -> None:
-    """A version that ends at the same time forgets its own, on another thread."""
-    pool = server.servable._pool
-    assert pool is not None
-    locked: list[bool] = []
-
-    class Sessions(list[Any]):
-        def pop(self, *arguments: Any) -> Any:
-            locked.append(pool._lock.locked())
-            return super().pop(*arguments)
-
-    pool._batched = Sessions(pool._batched)
-    await asyncio.to_thread(pool.close)
-    assert locked == [True]
 
 
 @serving(batching(max_batch_size=2))

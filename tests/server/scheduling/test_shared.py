@@ -18,6 +18,12 @@ from tests.server.scheduling.scheduler_bench import Bench, Piece, tasks_waiting
 pytestmark = pytest.mark.smoke
 
 FULL = "UNAVAILABLE: The batch scheduling queue to which this task was submitted is full; "
+QUEUED = "currently {0} batches enqueued and max_enqueued_batches is {0}"
+NO_ROOM = (
+    "task size is 4 but scheduling capacity is only 3 (num_enqueued_batches=2, max_enqueued_batches=2, "
+    "open_batch_size=2, max_execution_batch_size=5)"
+)
+TOO_LARGE = "INVALID_ARGUMENT: Task size 5 is larger than maximum input batch size 4"
 TEN = {"max_batch_size": 10, "batch_timeout_micros": 1000}
 FOUR = {"max_batch_size": 4, "batch_timeout_micros": 1000}
 ONE_WAITS = {**FOUR, "max_enqueued_batches": 1}
@@ -73,34 +79,12 @@ def test_batches_form_as_in_tensorflow(
     ("options", "trace", "refusal", "sizes"),
     [
         # Too large comes first, even when the queue is full.
-        (
-            ONE_WAITS,
-            "hold 4 5",
-            "INVALID_ARGUMENT: Task size 5 is larger than maximum input batch size 4",
-            [4],
-        ),
-        (ONE_WAITS, "hold 4 1", FULL + "currently 1 batches enqueued and max_enqueued_batches is 1", [4]),
-        (
-            {**FOUR, "max_enqueued_batches": 0},
-            "hold 4 1",
-            FULL + "currently 1 batches enqueued and max_enqueued_batches is 1",
-            [4],
-        ),
+        (ONE_WAITS, "hold 4 5", TOO_LARGE, [4]),
+        (ONE_WAITS, "hold 4 1", FULL + QUEUED.format(1), [4]),
+        ({**FOUR, "max_enqueued_batches": 0}, "hold 4 1", FULL + QUEUED.format(1), [4]),
         # Without splitting the queue is full only when the task needs another batch, with it when the rows do not fit.
-        (
-            {**TEN, "max_enqueued_batches": 2},
-            "hold 6 6 4 1",
-            FULL + "currently 2 batches enqueued and max_enqueued_batches is 2",
-            [6, 10],
-        ),
-        (
-            {**FIVES, "max_enqueued_batches": 2},
-            "hold 7 4 3",
-            FULL
-            + "task size is 4 but scheduling capacity is only 3 (num_enqueued_batches=2, max_enqueued_batches=2, "
-            "open_batch_size=2, max_execution_batch_size=5)",
-            [5, 5],
-        ),
+        ({**TEN, "max_enqueued_batches": 2}, "hold 6 6 4 1", FULL + QUEUED.format(2), [6, 10]),
+        ({**FIVES, "max_enqueued_batches": 2}, "hold 7 4 3", FULL + NO_ROOM, [5, 5]),
     ],
 )
 def test_tasks_are_refused_as_in_tensorflow(
@@ -125,11 +109,8 @@ def test_a_batch_says_when_it_was_opened_and_its_tasks_came(bench: Bench) -> Non
 def test_queues_are_served_in_turn_one_batch_each(bench: Bench) -> None:
     first, second, third = (bench.queue(max_batch_size=2) for _ in range(3))
     bench.occupy()
-    for queue, size, name in (
-        *((first, 2, "a"), (first, 2, "b"), (first, 2, "c")),
-        *((second, 1, "d"), (third, 2, "e"), (third, 2, "f")),
-    ):
-        queue.schedule(Piece(size, name))
+    for queue, name in zip((first, first, first, second, third, third), "abcdef", strict=True):
+        queue.schedule(Piece(2, name))
     bench.gate.set()
     bench.wait_for(6)
     assert [batch.tasks[0].name for batch in bench.batches] == ["a", "d", "e", "b", "f", "c"]

@@ -65,14 +65,11 @@ PRE = "{pre: stages.py:f, inputs: {x: {}}, %s}"
         (PRE % "request_threads: 1000000", "request_threads: 1000000; expected 1024 at most"),
         (PRE % "signature: 3", "signature: 3; expected a name"),
         ("{pre: 2026-13-13}", "pre: '2026-13-13' cannot be read: month must be in 1..12"),
-        (
-            lookup("num_batch_threads: 100000, emulated: {}"),
-            "lookup.num_batch_threads: 100000; expected 1024 at most",
-        ),
+        (lookup("num_batch_threads: 9999, emulated: {}"), "lookup.num_batch_threads: 9999; expected 1024 at"),
         (lookup("max_batch_size: 0, emulated: {}"), "lookup.max_batch_size: 0; expected a whole"),
         (
             lookup("redis: {url: 'redis://h:port'}"),
-            "lookup.redis.url: Port could not be cast to integer value as 'p",
+            "lookup.redis.url: Port could not be cast to integer value",
         ),
         (lookup("redis: {url: 'http://h'}"), "lookup.redis.url: 'http://h'; expected redis://HOST"),
         (lookup(""), "lookup: one of code, redis, emulated says whom to ask"),
@@ -110,10 +107,7 @@ def test_a_mistake_is_named_by_its_line(tmp_path: Path, old: str, new: str, faul
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (
-            STAGES + "    signature: scores\n",
-            "6: signature: 'scores' is none of the model's; expected serving_default",
-        ),
+        (STAGES + "    signature: s\n", "6: signature: 's' is none of the model's; expected serving_default"),
         (LOOKUP.replace("{user:", "{name:", 1), "3: lookup.inputs.user: not among"),
         (LOOKUP.replace("{x:", "{z:"), "2: inputs: the model takes 'x', which nothing gives"),
     ],

@@ -12,25 +12,22 @@ head`: of this process.
 from __future__ import annotations
 
 import argparse
-import logging
-import math
 import time
 from collections import defaultdict
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import psutil
-import ray
-from ray.cluster_utils import Cluster
+from scipy.stats import gmean
 
 from batchtune.load.cluster.cluster_fleet import AnyFleet, fleet_of
 from batchtune.load.fleet import LoadJob
 from batchtune.measure.quantiles import balanced_orders, ratio_estimate
 from batchtune.scenario.arrivals import arrivals_of
-from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.system import schedulable_cpus
 from batchtune.tune.loader import LoadRun
 from tests.benchmarks.live.live_target import Case, live
-from tests.benchmarks.load.ray_scaling import NODE
+from tests.benchmarks.load.ray_cluster import children, fleets, two_nodes
 
 WARM_UP_S = 0.3
 FIGURES = ("rate", "p50", "p95", "p99", "CPU a request")
@@ -46,40 +43,26 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=400.0)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    cpus = tuple(sorted(schedulable_cpus(), reverse=True))  # as the cluster deals them out
+    cpus = tuple(sorted(schedulable_cpus(), reverse=True))
     case = Case(base_ms=5.0, per_row_ms=0.5, max_batch_size=8, server_cores=cpus)
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 1})
-    cluster.add_node(**{**NODE, "num_cpus": 1})
-    local = LoadSpec(arrivals="poisson", rate=asked.rate, processes=2, cpus=cpus)
-    on_ray = LoadSpec(
-        arrivals="poisson",
-        rate=asked.rate,
-        fleet={"ray": cluster.address, "workers": 2},  # type: ignore[arg-type]
-    )
-    try:
-        ray.init(
-            address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="batchtune"
-        )
-        with live(case) as server, fleet_of(local) as here, fleet_of(on_ray) as there:
-            fleets: dict[str, AnyFleet] = {"local": here, "Ray": there}
+    with ExitStack() as open_:
+        specs = fleets(open_.enter_context(two_nodes(1)), asked.rate, 2)
+        server = open_.enter_context(live(case))
+        started = {name: open_.enter_context(fleet_of(spec)) for name, spec in specs.items()}
 
-            def job(seed: int) -> LoadJob:
-                arrivals = arrivals_of(
-                    local, rate_rps=asked.rate, duration_s=WARM_UP_S + asked.seconds, seed=seed
-                )
-                return server.loader.job(LoadRun(arrivals=arrivals, warm_up_s=WARM_UP_S, patient=True))
+        def job(seed: int) -> LoadJob:
+            duration_s = WARM_UP_S + asked.seconds
+            arrivals = arrivals_of(specs["local"], rate_rps=asked.rate, duration_s=duration_s, seed=seed)
+            return server.loader.job(LoadRun(arrivals=arrivals, warm_up_s=WARM_UP_S, patient=True))
 
-            for fleet in fleets.values():
-                fleet.run(job(0))
-            orders = balanced_orders(tuple(fleets), blocks=asked.blocks, seed=asked.seed)
-            print(f"{'block':>5}  {'rate /s':>17}{'p50 ms':>17}{'p95 ms':>17}  (local, Ray)")
-            blocks = [
-                _block(fleets, (*order, *order[::-1]), job(1000 * asked.seed + number))
-                for number, order in enumerate(orders)
-            ]
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+        for fleet in started.values():
+            fleet.run(job(0))
+        print(f"{'rate /s':>17}{'p50 ms':>17}{'p95 ms':>17}  (local, Ray)")
+        orders = balanced_orders(tuple(started), blocks=asked.blocks, seed=asked.seed)
+        blocks = [
+            _block(started, (*order, *order[::-1]), job(1000 * asked.seed + number))
+            for number, order in enumerate(orders)
+        ]
     _tell(blocks)
 
 
@@ -89,17 +72,14 @@ def _block(fleets: dict[str, AnyFleet], order: tuple[str, ...], job: LoadJob) ->
     for name in order:
         runs[name].append(_run(fleets[name], job))
     means = {
-        name: {
-            figure: math.exp(float(np.mean([math.log(max(run[figure], 1e-9)) for run in turns])))
-            for figure in turns[0]
-        }
+        name: {figure: float(gmean([max(run[figure], 1e-9) for run in turns])) for figure in turns[0]}
         for name, turns in runs.items()
     }
     shown = "".join(
         f"{means['local'][figure] * scale:>9,.2f}{means['Ray'][figure] * scale:>8,.2f}"
         for figure, scale in (("rate", 1.0), ("p50", 1e3), ("p95", 1e3))
     )
-    print(f"{'':5}  {shown}  {' '.join(order)}", flush=True)
+    print(f"{shown}  {' '.join(order)}", flush=True)
     return means
 
 
@@ -129,13 +109,11 @@ def _run(fleet: AnyFleet, job: LoadJob) -> Figures:
 def _ray_cpu_s() -> float:
     """CPU of the cluster's processes so far, the actors without the load workers that they started."""
     spent_s = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "ray" in (words := " ".join(process.cmdline())) and "spawn_main" not in words:
+    for process, words in children().items():
+        if "ray" in words and "spawn_main" not in words:
+            with suppress(psutil.Error):
                 times = process.cpu_times()
                 spent_s += times.user + times.system
-        except psutil.Error:
-            continue
     return spent_s
 
 

@@ -12,24 +12,18 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import time
 from dataclasses import replace
 
 import numpy as np
-import psutil
 import ray
-from ray.cluster_utils import Cluster
 
 from batchtune.load.calibration import null_server
 from batchtune.load.cluster.cluster_fleet import AnyFleet, fleet_of
 from batchtune.load.fleet import LoadJob
 from batchtune.scenario.arrivals import ClosedLoop, draw
-from batchtune.scenario.spec.workload import LoadSpec
-from batchtune.system import schedulable_cpus
+from tests.benchmarks.load.ray_cluster import children, fleets, two_nodes
 from tests.load.load_servers import a_job, requests_for
-
-NODE = {"num_cpus": 2, "object_store_memory": 200 * 2**20, "include_dashboard": False}
 
 
 def main() -> None:
@@ -43,33 +37,18 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--runs", type=int, default=20)
     asked = parser.parse_args()
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
-    cluster.add_node(**NODE)
-    try:
-        ray.init(
-            address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="batchtune"
-        )
-        with null_server() as endpoint:
-            for workers in asked.workers:
-                cpus = tuple(sorted(schedulable_cpus(), reverse=True))  # as the cluster deals them out
-                load = LoadSpec(arrivals="poisson", rate=asked.rate * workers, processes=workers, cpus=cpus)
-                schedule = draw(load, duration_s=asked.seconds)
-                job = replace(a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=endpoint)
-                closed = replace(job, arrivals=ClosedLoop(concurrency=64, duration_s=asked.seconds))
-                for name, spec in (("local", load), ("ray", _on(cluster, workers, rate=asked.rate))):
-                    with fleet_of(spec) as fleet:
-                        _tell(f"{workers} {name}", fleet, job)
-                        if workers == 2 and asked.seconds >= 1.0:
-                            _tell(f"{workers} {name}, closed", fleet, closed)
-            _leave_nothing(cluster, job, asked.runs)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def _on(cluster: Cluster, workers: int, *, rate: float) -> LoadSpec:
-    fleet = {"ray": cluster.address, "workers": workers}
-    return LoadSpec(arrivals="poisson", rate=rate * workers, fleet=fleet)  # type: ignore[arg-type]
+    with two_nodes(2) as address, null_server() as endpoint:
+        for workers in asked.workers:
+            specs = fleets(address, asked.rate * workers, workers)
+            schedule = draw(specs["local"], duration_s=asked.seconds)
+            job = replace(a_job("grpc", 1, schedule, requests=requests_for("grpc")), endpoint=endpoint)
+            for name, spec in specs.items():
+                with fleet_of(spec) as fleet:
+                    _tell(f"{workers} {name}", fleet, job)
+                    if workers == 2:
+                        closed = ClosedLoop(concurrency=64, duration_s=asked.seconds)
+                        _tell(f"{workers} {name}, closed", fleet, replace(job, arrivals=closed))
+        _leave_nothing(address, job, asked.runs)
 
 
 def _tell(name: str, fleet: AnyFleet, job: LoadJob) -> None:
@@ -87,12 +66,12 @@ def _tell(name: str, fleet: AnyFleet, job: LoadJob) -> None:
     )
 
 
-def _leave_nothing(cluster: Cluster, job: LoadJob, runs: int) -> None:
+def _leave_nothing(address: str, job: LoadJob, runs: int) -> None:
     starts_s = []
     short = replace(job, arrivals=ClosedLoop(concurrency=8, duration_s=0.2))
     for _ in range(runs):
         begun_s = time.monotonic()
-        with fleet_of(_on(cluster, 2, rate=100.0)) as fleet:
+        with fleet_of(fleets(address, 200.0, 2)["Ray"]) as fleet:
             starts_s.append(time.monotonic() - begun_s)
             fleet.run(short)
     give_up_s = time.monotonic() + 10.0
@@ -106,19 +85,11 @@ def _leave_nothing(cluster: Cluster, job: LoadJob, runs: int) -> None:
 
 def _left() -> tuple[int, int, int]:
     gc.collect()
-    lines = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            lines.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
+    lines = children().values()
     references = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
     actors = sum("ray::_Actor" in line for line in lines)
-    return (
-        actors,
-        max(0, sum("spawn_main" in line for line in lines) - 1),
-        len(references),
-    )  # 1: the null server
+    workers = sum("spawn_main" in line for line in lines) - 1  # 1: the null server
+    return actors, max(0, workers), len(references)
 
 
 if __name__ == "__main__":

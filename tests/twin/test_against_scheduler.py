@@ -246,16 +246,3 @@ def test_batches_of_one_row_requests_hold_the_same_requests_by_either_kernel(see
         ]
         assert sorted(members) == sorted(theirs.members)
         assert set(np.flatnonzero(ours.batch == -1).tolist()) == theirs.refused
-
-
-def test_the_traces_hold_what_they_are_meant_to_try() -> None:
-    traces = [random_trace(seed) for seed in range(60)]
-    runs = [simulated(trace) for trace in traces]
-    assert sum(trace.options.enable_large_batch_splitting for trace in traces) >= 10
-    assert {trace.threads for trace in traces} == {1, 2, 3, 4}
-    assert sum(bool(trace.options.allowed_batch_sizes) for trace in traces) >= 10
-    too_large = [np.array(trace.rows) > trace.options.max_batch_size for trace in traces]
-    queue_full = [np.isinf(run.latency_s) & ~large for run, large in zip(runs, too_large, strict=True)]
-    assert sum(bool(each.any()) for each in queue_full) >= 10
-    assert sum(bool(each.any()) for each in too_large) >= 10
-    assert sum(run.mean_batch_rows > 2.0 for run in runs) >= 10

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.errors import TwinError
-from batchtune.measure.measurement import Measurement
 from batchtune.measure.quantiles import Estimate
-from batchtune.measure.slo import Limit
 from batchtune.report.findings import text_of
 from batchtune.report.twin_text import accuracy_text
 from batchtune.twin.calibrate import (
@@ -32,30 +30,29 @@ from batchtune.twin.simulator.simulate import batcher_of as configured
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import FitError, Twin
 from batchtune.twin.twin_parameters import fit_run_of
-from tests.twin.twin_fakes import batcher_of, best_alone, device_of, observed
+from tests.twin.twin_fakes import POISSON, batcher_of, best_alone, device_of, limit_of, observed
 
-P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
-POISSON = Traffic(rate_rps=1.0)
 UNTESTED = FitError(p95_ratio=math.nan, throughput_ratio=math.nan, mape=math.nan, left_out=0)
+
+
+PROBED: list[tuple[int, int, Traffic, float]] = [
+    (1, 1, Traffic(clients=1), 0.0),
+    (4, 1, Traffic(clients=8), 0.0),
+    (16, 1, Traffic(clients=32), 0.0),
+    (64, 1, Traffic(clients=128), 0.0),
+    (64, 2, Traffic(clients=128), 0.0),
+    (16, 2, Traffic(clients=48), 0.0),
+    (32, 2, Traffic(clients=24), 2.0),
+    (32, 2, Traffic(rate_rps=1500.0), 2.0),
+]
 
 
 def probes(device: Device, *, tells: bool = True, noise: float = 0.02, seed: int = 3) -> list[Observation]:
     """Eight short probes, as a sweep makes them, of a server that runs up to two batches at once."""
-    rng = np.random.default_rng(seed)
-
-    def probe(size: int, threads: int, traffic: Traffic, *, timeout_ms: float = 0.0) -> Observation:
-        batcher = batcher_of(size, timeout_ms, threads)
-        return observed(batcher, traffic, device, noise=noise, tells=tells, rng=rng, requests=4000)
-
+    given = {"noise": noise, "tells": tells, "rng": np.random.default_rng(seed), "requests": 4000}
     return [
-        probe(1, 1, Traffic(clients=1)),
-        probe(4, 1, Traffic(clients=8)),
-        probe(16, 1, Traffic(clients=32)),
-        probe(64, 1, Traffic(clients=128)),
-        probe(64, 2, Traffic(clients=128)),
-        probe(16, 2, Traffic(clients=48)),
-        probe(32, 2, Traffic(clients=24), timeout_ms=2.0),
-        probe(32, 2, Traffic(rate_rps=1500.0), timeout_ms=2.0),
+        observed(batcher_of(size, timeout_ms, threads), traffic, device, **given)
+        for size, threads, traffic, timeout_ms in PROBED
     ]
 
 
@@ -78,16 +75,7 @@ def serial_twin() -> Twin:
 
 
 @pytest.mark.parametrize(
-    ("device", "tells"),
-    [
-        ("serial", True),
-        ("overlapping", True),
-        ("like a CPU", False),
-        *(
-            pytest.param(device, tells, marks=pytest.mark.slow)
-            for device, tells in (("serial", False), ("overlapping", False), ("like a CPU", True))
-        ),
-    ],
+    ("device", "tells"), [("serial", True), ("overlapping", True), ("like a CPU", False)]
 )
 def test_service_time_is_recovered_with_and_without_counters(device: str, tells: bool) -> None:
     found = twin_of(device, tells).best_fit.device(64).tau_s
@@ -162,32 +150,16 @@ def test_a_faithful_twin_is_relied_on(serial_twin: Twin) -> None:
     assert "mean error was" in accuracy_text(serial_twin)
 
 
-@pytest.mark.slow
-def test_without_the_only_one_that_shows_the_largest_batches_the_rest_is_not_put_to_the_test() -> None:
-    device = device_of(serial=True)
-    usual = probes(device)
-    largest, others = usual[3], [one for one in usual if one.batcher.max_batch_size != 64]
-    alone = calibrate([*others, largest])
-    assert alone.error.left_out < len(others) + 1
-    again = replace(largest, batcher=batcher_of(64, 0.5, 1))
-    assert calibrate([*others, largest, again]).error.left_out >= alone.error.left_out + 2
-
-
 def test_a_run_at_saturation_is_no_test_of_the_latency(serial_twin: Twin) -> None:
     device = device_of(serial=True)
-    usual = probes(device)
-    saturation_rps = serial_twin.saturation_rps(batcher_of(16, 0.0, 1), POISSON)
-    crowded = observed(batcher_of(16, 0.0, 1), Traffic(rate_rps=0.98 * saturation_rps), device)
-    crowded = replace(crowded, measurement=slower(crowded.measurement, 20.0))
-    assert calibrate([*usual, crowded]).error.mape < 0.3
-
-
-def slower(measured: Measurement, factor: float) -> Measurement:
+    batcher = batcher_of(16, 0.0, 1)
+    crowded = observed(batcher, Traffic(rate_rps=0.98 * serial_twin.saturation_rps(batcher, POISSON)), device)
     latency_s = {
-        name: Estimate(value=one.value * factor, low=one.low * factor, high=one.high * factor)
-        for name, one in measured.latency_s.items()
+        name: Estimate(value=20.0 * one.value, low=20.0 * one.low, high=20.0 * one.high)
+        for name, one in crowded.measurement.latency_s.items()
     }
-    return replace(measured, latency_s=latency_s)
+    crowded = replace(crowded, measurement=replace(crowded.measurement, latency_s=latency_s))
+    assert calibrate([*probes(device), crowded]).error.mape < 0.3
 
 
 def test_a_twin_of_measurements_that_no_server_explains_is_not_relied_on() -> None:
@@ -197,8 +169,7 @@ def test_a_twin_of_measurements_that_no_server_explains_is_not_relied_on() -> No
         observed(one.batcher, one.traffic, device_of(0.002 * float(factor), 0.00005 * float(factor)))
         for one, factor in zip(observations, np.exp(rng.normal(0.0, 1.2, len(observations))), strict=True)
     ]
-    twin = calibrate(spoilt)
-    assert not twin.reliable
+    assert not calibrate(spoilt).reliable
 
 
 @pytest.mark.parametrize(
@@ -245,21 +216,21 @@ def test_measurements_that_say_nothing_are_refused_with_a_hint() -> None:
 
 
 def test_extrapolation_is_labelled(serial_twin: Twin) -> None:
-    inside = serial_twin.predict(batcher_of(32, 1.0), Traffic(clients=32))
-    assert not inside.extrapolated
-    wide = serial_twin.predict(batcher_of(256), Traffic(clients=512))
-    assert any("rows" in text_of(reason) for reason in wide.extrapolations)
-    threads = serial_twin.predict(batcher_of(32, 0.0, 8), Traffic(clients=256))
-    assert any("batch threads" in text_of(reason) for reason in threads.extrapolations)
-    saturation = serial_twin.saturation_rps(batcher_of(32), POISSON)
-    near = serial_twin.predict(batcher_of(32), Traffic(rate_rps=0.95 * saturation))
-    assert any("above 90 %" in text_of(reason) for reason in near.extrapolations)
+    near = Traffic(rate_rps=0.95 * serial_twin.saturation_rps(batcher_of(32), POISSON))
+    for batcher, traffic, word in (
+        (batcher_of(256), Traffic(clients=512), "rows"),
+        (batcher_of(32, 0.0, 8), Traffic(clients=256), "batch threads"),
+        (batcher_of(32), near, "above 90 %"),
+    ):
+        reasons = serial_twin.predict(batcher, traffic).extrapolations
+        assert any(word in text_of(reason) for reason in reasons)
+    assert not serial_twin.predict(batcher_of(32, 1.0), Traffic(clients=32)).extrapolated
 
 
 def test_the_highest_rate_is_where_the_limit_is_met(serial_twin: Twin) -> None:
     def highest(limit_s: float) -> float:
-        limit = replace(P95, seconds=limit_s)
-        found = highest_rates(batcher_of(32), POISSON, serial_twin.fits, limits=(limit,), error_ratio=0.01)
+        limits = (limit_of(limit_s),)
+        found = highest_rates(batcher_of(32), POISSON, serial_twin.fits, limits=limits, error_ratio=0.01)
         assert found.shape == (len(serial_twin.fits),)
         return float(np.median(found))
 
@@ -309,26 +280,21 @@ def test_beyond_the_last_size_time_goes_on_in_a_line() -> None:
     assert found.tau_s(256)[256] == pytest.approx(0.002 + 0.0001 * 256, rel=0.01)
 
 
-SPEEDS = {
-    "50 us": (5e-5, 2e-6),
-    "2 ms": (2e-3, 5e-5),
-    "40 ms": (0.04, 1e-3),
-    "400 ms": (0.4, 0.01),
-    "250 ms a row": (0.02, 0.25),
-}
-
-
 @pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "speed",
+    ("base_s", "row_s"),
     [
-        "250 ms a row",
-        *(pytest.param(speed, marks=pytest.mark.slow) for speed in ("50 us", "2 ms", "40 ms", "400 ms")),
+        (0.02, 0.25),
+        *(
+            pytest.param(*speed, marks=pytest.mark.slow)
+            for speed in ((5e-5, 2e-6), (0.04, 1e-3), (0.4, 0.01))
+        ),
     ],
 )
-def test_devices_of_any_speed_calibrate_a_twin_from_few_batches(speed: str, rounds: int) -> None:
+def test_devices_of_any_speed_calibrate_a_twin_from_few_batches(
+    base_s: float, row_s: float, rounds: int
+) -> None:
     """Each client is answered `rounds` times: 4 batches of a slow model, as many as its budget allows."""
-    base_s, row_s = SPEEDS[speed]
     overheads = {"front_end_s": min(2e-5, 0.01 * base_s), "delay_s": min(2e-4, 0.4 * base_s)}
     device = device_of(base_s, row_s, serial=True, **overheads)
     rng = np.random.default_rng(3)

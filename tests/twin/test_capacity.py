@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ from batchtune.scenario.payloads import build_requests
 from batchtune.scenario.spec.workload import LoadSpec
 from batchtune.twin.replicas import highest_rates
 from batchtune.twin.service_time import Fitted, linear_service_time
+from batchtune.twin.simulator.simulate import Batcher
 from batchtune.twin.traffic import LONGEST_REQUESTS, Traffic, traffic_of
 from batchtune.twin.twin import play
 from tests.scenario.test_payloads import TOKENS, schedule
 from tests.tune.tune_fakes import scenario_of
-from tests.twin.twin_fakes import batcher_of
+from tests.twin.twin_fakes import POISSON, batcher_of, limit_of
 
-P95 = Limit(name="p95", quantile=0.95, seconds=0.06)
-POISSON = Traffic(rate_rps=1.0)
+P95 = limit_of(0.06)
 
 
 def changing(**load: object) -> Traffic:
@@ -61,6 +62,10 @@ def reading_of(fixed_s: float = 0.008, per_row_s: float = 0.0006, *, serial: boo
     )
 
 
+def highest(readings: list[Fitted], batcher: Batcher, *limits: Limit, error_ratio: float = 0.01) -> Any:
+    return highest_rates(batcher, POISSON, readings, limits=limits or (P95,), error_ratio=error_ratio)
+
+
 def true_capacity(reading: Fitted, size: int, threads: int) -> float:
     """Halving, with runs of many batches."""
     batcher = batcher_of(size, threads=threads)
@@ -77,9 +82,7 @@ def true_capacity(reading: Fitted, size: int, threads: int) -> float:
 @pytest.mark.parametrize("size", [8, 16, 32, 64])
 def test_small_and_large_batches_are_judged_alike(size: int, threads: int, serial: bool) -> None:
     reading = reading_of(serial=serial)
-    found = highest_rates(
-        batcher_of(size, threads=threads), POISSON, [reading] * 3, limits=(P95,), error_ratio=0.01
-    )
+    found = highest([reading] * 3, batcher_of(size, threads=threads))
     truth = true_capacity(reading, size, threads)
     assert found[0] == pytest.approx(truth, rel=0.04)
     assert found[1:] == pytest.approx(np.full(2, truth), rel=0.04)
@@ -87,42 +90,33 @@ def test_small_and_large_batches_are_judged_alike(size: int, threads: int, seria
 
 def test_no_rate_above_saturation_is_kept() -> None:
     reading, batcher = reading_of(), batcher_of(16)
-    loose = Limit(name="p95", quantile=0.95, seconds=30.0)
-    found = highest_rates(batcher, POISSON, [reading, reading], limits=(loose,), error_ratio=0.01)
-    assert np.all(found <= reading.saturation_rps(batcher, POISSON))
+    assert np.all(highest([reading] * 2, batcher, limit_of(30.0)) <= reading.saturation_rps(batcher, POISSON))
 
 
 def test_each_reading_is_asked_even_where_the_first_keeps_the_limit_at_no_rate() -> None:
     slow, quick, usual = reading_of(0.08), reading_of(0.004), reading_of()
-    batcher = batcher_of(16)
-    found = highest_rates(batcher, POISSON, [slow, quick, usual], limits=(P95,), error_ratio=0.01)
+    found = highest([slow, quick, usual], batcher_of(16))
     assert found[0] == 0.0
     assert found[1] == pytest.approx(true_capacity(quick, 16, 1), rel=0.04)
-    turned = highest_rates(batcher, POISSON, [usual, quick, slow], limits=(P95,), error_ratio=0.01)
+    turned = highest([usual, quick, slow], batcher_of(16))
     assert turned[1] == pytest.approx(found[1], rel=0.02)
     assert turned[2] == 0.0
 
 
 def test_the_highest_rate_keeps_every_limit_and_is_that_of_the_tightest() -> None:
     """A loose limit beside a tight one changes nothing; together they are kept where the first is missed."""
-    reading, batcher = reading_of(), batcher_of(16)
     p50 = Limit(name="p50", quantile=0.5, seconds=0.02)
-    alone = [
-        highest_rates(batcher, POISSON, [reading], limits=(limit,), error_ratio=0.01)[0]
-        for limit in (p50, P95)
-    ]
-    both = highest_rates(batcher, POISSON, [reading], limits=(p50, P95), error_ratio=0.01)[0]
-    assert alone[0] < 0.95 * alone[1]
-    assert both == pytest.approx(min(alone), rel=0.02)
+    tight, loose, both = (
+        highest([reading_of()], batcher_of(16), *ls)[0] for ls in ([p50], [P95], [p50, P95])
+    )
+    assert tight < 0.95 * loose
+    assert both == pytest.approx(tight, rel=0.02)
 
 
 def test_the_share_of_errors_is_a_limit_like_the_others() -> None:
     """A queue of one batch refuses long before p95 is missed; who allows no refusals gets a lower rate."""
-    reading, batcher = reading_of(), replace(batcher_of(16), max_enqueued_batches=1)
-    lax, strict = (
-        highest_rates(batcher, POISSON, [reading], limits=(P95,), error_ratio=ratio)[0]
-        for ratio in (0.04, 0.0)
-    )
+    batcher = replace(batcher_of(16), max_enqueued_batches=1)
+    lax, strict = (highest([reading_of()], batcher, error_ratio=ratio)[0] for ratio in (0.04, 0.0))
     assert strict < 0.9 * lax
 
 

@@ -30,11 +30,8 @@ from tests.twin.simulated_run import simulate_closed
 from tests.twin.twin_fakes import batcher_of, best_alone, measurement_of
 
 FIXED_S, PER_ROW_S, PER_ELEMENT_S = 0.002, 0.0001, 4e-6
-LENGTHS = tuple(
-    np.clip(np.rint(40 * np.exp(0.7 * np.random.default_rng(1).normal(size=256))), 1, 256)
-    .astype(int)
-    .tolist()
-)
+DRAWN = np.rint(40 * np.exp(0.7 * np.random.default_rng(1).normal(size=256)))
+LENGTHS = tuple(np.clip(DRAWN, 1, 256).astype(int).tolist())
 REQUESTS = 4000
 TRAFFIC = Traffic(clients=64, lengths=LENGTHS)
 LOGNORMAL = "{lognormal: {median: 40, sigma: 0.7, max: 99}}"
@@ -79,16 +76,6 @@ def _by_bucket(told: dict[str, list[float]]) -> dict[str, dict[str, int]]:
         f"bucket_{name}": {bucket: round(sums[at]) for bucket, sums in told.items()}
         for at, name in enumerate(names)
     }
-
-
-def probes() -> list[Observation]:
-    return [
-        observation(1, 2),
-        observation(4, 8),
-        observation(16, 64),
-        observation(16, 64, (48, 96)),
-        observation(8, 64, (48, 96)),
-    ]
 
 
 SETS = [(64,), (32, 64, 128, 192), (16, 32, 48, 64, 96, 128)]
@@ -139,12 +126,9 @@ def test_with_every_batch_full_a_server_completes_what_its_buckets_allow(twin: T
 def test_the_servers_own_choice_is_foretold_as_it_would_be_for_such_lengths(twin: Twin) -> None:
     chosen = TRAFFIC.boundaries_of("auto")
     assert chosen == boundaries_for(Counter(map(rounded_up, LENGTHS)))
-    automatic, fixed, one = (
-        replace(batcher_of(16, 5.0), length_buckets=buckets) for buckets in ("auto", chosen, ())
-    )
-    rates = [
-        best_alone(twin).predict(batcher, TRAFFIC).throughput.value for batcher in (automatic, fixed, one)
-    ]
+    batchers = [replace(batcher_of(16, 5.0), length_buckets=buckets) for buckets in ("auto", chosen, ())]
+    automatic, fixed, _ = batchers
+    rates = [best_alone(twin).predict(batcher, TRAFFIC).throughput.value for batcher in batchers]
     assert rates[0] == rates[1] > 1.3 * rates[2]
     assert twin.saturation_rps(automatic, TRAFFIC) == twin.saturation_rps(fixed, TRAFFIC)
     unknown = Traffic(clients=64)
@@ -153,13 +137,12 @@ def test_the_servers_own_choice_is_foretold_as_it_would_be_for_such_lengths(twin
 
 @pytest.mark.slow
 def test_a_twin_made_from_five_runs_foretells_boundaries_that_it_has_not_seen() -> None:
-    twin = calibrate(probes())
-    length = twin.best_fit.length
-    assert length is not None
-    ratio = (FIXED_S + 16 * (PER_ROW_S + PER_ELEMENT_S * 200)) / (
-        FIXED_S + 16 * (PER_ROW_S + PER_ELEMENT_S * 50)
-    )
-    assert length.slower(16, 200) / length.slower(16, 50) == pytest.approx(ratio, rel=0.03)
+    probes = [(1, 2, ()), (4, 8, ()), (16, 64, ()), (16, 64, (48, 96)), (8, 64, (48, 96))]
+    twin = calibrate([observation(*probe) for probe in probes])
+    cost = twin.best_fit.length
+    assert cost is not None
+    long_s, short_s = (FIXED_S + 16 * (PER_ROW_S + PER_ELEMENT_S * length) for length in (200, 50))
+    assert cost.slower(16, 200) / cost.slower(16, 50) == pytest.approx(long_s / short_s, rel=0.03)
     off = []
     for boundaries in SETS:
         measured = observation(16, 64, boundaries)
@@ -187,10 +170,8 @@ def test_batches_that_were_about_as_long_tell_nothing_of_the_length() -> None:
 
 
 def test_a_unit_of_length_may_be_several_elements() -> None:
-    one, many = (
-        fit_length_cost([told((8, 480, 0.01), (8, 800, 0.02), per_length=elements)], TRAFFIC)
-        for elements in (1, 128)
-    )
+    activities = [told((8, 480, 0.01), (8, 800, 0.02), per_length=elements) for elements in (1, 128)]
+    one, many = (fit_length_cost([activity], TRAFFIC) for activity in activities)
     assert one is not None
     assert many is not None
     assert one.slower(8, 100) == pytest.approx(many.slower(8, 100), rel=1e-3)
@@ -266,20 +247,12 @@ def test_what_is_not_known_of_lengths_is_said(twin: Twin) -> None:
         asked_configurations(replace(base, dialect="triton"), asked_values(["length_buckets=32"]))
     with pytest.raises(UsageError, match="only the bundled server"):
         asked_configurations(base, asked_values(["length_buckets=32"]), by_length=False)
-    settings = ["max_batch_size=8,16", "length_buckets=none", "length_buckets=32,64", "max_batch_size=16"]
-    sets = [("length_buckets", "32,64")]
-    assert [
-        (asked.batching and asked.batching.max_batch_size, [*asked.flags[1:]])
-        for asked in asked_configurations(base, asked_values(settings))
-    ] == [(8, []), (8, sets), (16, []), (16, sets)]
 
 
 def test_requests_of_lengths_that_are_not_known_share_a_queue(twin: Twin) -> None:
-    bucketed = Batcher(
-        max_batch_size=16, batch_timeout_s=0.005, max_enqueued_batches=100, length_buckets=(32, 64)
-    )
-    plain, traffic = replace(bucketed, length_buckets=()), Traffic(clients=64)
-    for batcher in (bucketed, plain):
-        assert best_alone(twin).predict(batcher, traffic).throughput.value == pytest.approx(
-            best_alone(twin).predict(plain, traffic).throughput.value
-        )
+    plain = Batcher(max_batch_size=16, batch_timeout_s=0.005, max_enqueued_batches=100)
+    rates = [
+        best_alone(twin).predict(batcher, Traffic(clients=64)).throughput.value
+        for batcher in (plain, replace(plain, length_buckets=(32, 64)))
+    ]
+    assert rates[0] == pytest.approx(rates[1])

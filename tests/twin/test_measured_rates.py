@@ -14,8 +14,8 @@ from batchtune.twin.replicas import MeasuredRates, ReplicaPlan, Replicas, held_t
 from batchtune.twin.simulator.simulate import Routing
 from batchtune.twin.twin import Twin
 from batchtune.units import percentage
-from tests.twin.test_replicas import P95, POISSON, twin_of
-from tests.twin.twin_fakes import batcher_of
+from tests.twin.test_replicas import twin_of
+from tests.twin.twin_fakes import P95, POISSON, batcher_of
 
 BATCHER = batcher_of(64)
 
@@ -37,9 +37,8 @@ def planned(
 
 def test_a_twin_that_agrees_is_left_as_it_is(twin: Twin) -> None:
     own = highest(twin)
-    held, said = held_to(
-        twin, BATCHER, POISSON, (P95,), 0.01, MeasuredRates(held_rps=0.9 * own, missed_rps=None)
-    )
+    measured = MeasuredRates(held_rps=0.9 * own, missed_rps=None)
+    held, said = held_to(twin, BATCHER, POISSON, (P95,), 0.01, measured)
     assert held is twin
     assert said == own
 
@@ -111,6 +110,11 @@ def test_where_the_readings_disagree_the_capacity_is_not_above_the_saturation(tw
     assert plan.per_replica_rps.value <= plan.saturation_rps
 
 
+def printed(plan: ReplicaPlan, twin: Twin, capsys: pytest.CaptureFixture[str]) -> str:
+    print_plan(plan, twin, configuration=Configuration(batching=None), run=Path("results/fake"))
+    return " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("mape", "first"), [(1.99, "The simulator is too inaccurate to rely on"), (0.05, "6 replicas for 5")]
 )
@@ -118,9 +122,7 @@ def test_a_plan_of_an_inaccurate_twin_begins_by_saying_so(
     twin: Twin, mape: float, first: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged = replace(twin, error=replace(twin.error, mape=mape, left_out=12))
-    plan = planned(judged, 4.5 * highest(judged), None)
-    print_plan(plan, judged, configuration=Configuration(batching=None), run=Path("results/fake"))
-    said = capsys.readouterr().out
+    said = printed(planned(judged, 4.5 * highest(judged), None), judged, capsys)
     assert said.startswith(first)
     assert ("100 % of the simulator's" in said) is judged.reliable
 
@@ -134,6 +136,5 @@ def test_a_plan_says_in_how_many_fits_the_figures_beside_it_keep_the_limits(
     assert (plan.advised, plan.replicas.high) == (2, 2.0)
     assert plan.latency_s["p95"].high > P95.seconds
     assert 0.0 < plan.kept_ratio < 0.95
-    print_plan(plan, twin, configuration=Configuration(batching=None), run=Path("results/fake"))
-    said = " ".join(capsys.readouterr().out.split())
+    said = printed(plan, twin, capsys)
     assert f"2 are enough in {percentage(plan.kept_ratio)} of the simulator's fits" in said

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from batchtune.wire import inflating
-from batchtune.wire.grpc.server_writer import AnswerWriter, ServerLimits
+from batchtune.wire.grpc.server_writer import ServerLimits
 from batchtune.wire.inflating import GZIP, InflateError, Inflating, Outcome, Packed, TooLargeError
 from batchtune.wire.listener import Listener, SharedLimits
 from batchtune.wire.status import StatusError
@@ -264,21 +264,6 @@ async def test_what_comes_as_deflate_leaves_room_for_the_next(pool: Inflating) -
     await client.exchange()
     await until(lambda: len(server.calls) == 4)
     assert pool.held_bytes == 4_000_000
-
-
-@pytest.mark.parametrize("ends", ["reply", "failure"])
-async def test_an_answer_that_cannot_be_sent_is_one(
-    ends: str, monkeypatch: pytest.MonkeyPatch, pool: Inflating
-) -> None:
-    monkeypatch.setattr(AnswerWriter, f"send_{ends}", no_memory)
-    server, client = served(inflating=pool)
-    client.request(raw=grpc_message(b"abc", compress=True), extra=GZIPPED)
-    await client.exchange()
-    (call,) = server.calls
-    assert pool.held_bytes == 3
-    with pytest.raises(MemoryError):
-        call.reply(b"") if ends == "reply" else call.fail("INTERNAL", "")
-    assert pool.held_bytes == 0
 
 
 async def test_calls_that_are_put_off_count_and_fail_beyond_their_bound(room: Room, pool: Inflating) -> None:

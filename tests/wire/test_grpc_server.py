@@ -67,19 +67,6 @@ async def test_a_call_is_dispatched_with_what_the_client_said() -> None:
     assert client.of(h2.events.StreamEnded)
 
 
-async def test_a_failure_is_trailers_only_and_percent_encoded() -> None:
-    server, client = served()
-    first, second = client.request(), client.request()
-    await client.exchange()
-    server.calls[0].fail("UNAVAILABLE", "voll: 100 % ü\n")
-    server.calls[1].fail("NOT_FOUND", "x" * 30_000)
-    await client.exchange()
-    assert client.status(first)["grpc-status"] == "14"
-    assert client.status(first)["grpc-message"] == "voll: 100 %25 %C3%BC%0A"
-    assert client.status(second)["grpc-message"] == "x" * 30_000
-    assert not client.of(h2.events.DataReceived)
-
-
 def refuse(_call: GrpcCall) -> None:
     raise StatusError("RESOURCE_EXHAUSTED", "no")
 
@@ -289,9 +276,16 @@ async def test_a_stream_exchanges_messages_both_ways() -> None:
     await client.exchange()
     assert client.data(stream_id) == b"".join(grpc_message(part) for part in (b"cba", b"ed", b"gf"))
     assert client.status(stream_id)["grpc-status"] == "0"
-    streams[0].send(b"late")
-    streams[0].finish("INTERNAL", "late")
+    client.request(b"", end_stream=False)
+    await client.exchange()
+    client.h2.reset_stream(stream_id + 2)
+    await client.exchange()
+    assert streams[1].cancelled
+    for ended in streams:
+        ended.send(b"late")
+        ended.finish("INTERNAL", "late")
     assert not server.writer.streams
+    assert not server.transport.take()
 
 
 async def test_a_stream_may_fail_and_its_messages_wait_for_the_window() -> None:
@@ -373,17 +367,6 @@ async def test_long_heads_are_not_remembered() -> None:
         assert len(server.calls) == 2
     kept = list(known_heads.values())[before:]
     assert sum(len(value) for head in kept for _, value in head.metadata) < 10_000
-
-
-async def test_a_stream_that_is_reset_is_cancelled() -> None:
-    streams: list[GrpcStream] = []
-    server = opened(streams={"/p.S/M": streams.append})
-    server.receive(request_frames(1) + raw_frame(RST, 0, 1, b"\0\0\0\x08"))
-    assert streams[0].cancelled
-    streams[0].send(b"x")
-    streams[0].finish()
-    await asyncio.sleep(0)
-    assert not server.transport.take()
 
 
 @pytest.mark.parametrize(
@@ -769,13 +752,17 @@ async def test_requests_that_are_not_whole_are_refused_beyond_their_number() -> 
     assert server.writer.begun_streams == 0
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_is_never_begun() -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_is_never_begun_and_one_refused_after_all_fails() -> (
+    None
+):
     server, client = await behind()
-    cancelled, kept = client.request(), client.request()
+    cancelled, refused = client.request(), client.request()
     await client.exchange()
+    server.connection._held.dispatch = lambda call: (server.calls.append(call), refuse(call))
     client.h2.reset_stream(cancelled)
     await take_all(client)
-    assert [call.stream_id for call in server.calls] == [kept]
+    assert [call.stream_id for call in server.calls] == [refused]
+    assert client.status(refused)["grpc-status"] == "8"
     assert server.writer.zombies == 0
 
 
@@ -790,15 +777,6 @@ async def test_calls_that_wait_are_bounded_and_fail_beyond_it() -> None:
     assert server.connection.arriving_bytes == 0
     await take_all(client)
     assert not server.calls
-
-
-async def test_a_call_that_the_service_refuses_after_all_fails() -> None:
-    server, client = await behind()
-    number = client.request()
-    await client.exchange()
-    server.connection._held.dispatch = refuse
-    await take_all(client)
-    assert client.status(number)["grpc-status"] == "8"
 
 
 async def test_nothing_is_kept_of_a_client_that_is_gone() -> None:

@@ -37,6 +37,7 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=8)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("queue"), st.integers(0, 3_000)),
+        st.tuples(st.just("extend"), st.integers(1, 3_000)),
         st.tuples(st.just("connection"), st.integers(1, 5_000)),
         st.tuples(st.just("stream"), st.integers(1, 2_000)),
         st.tuples(st.just("initial"), st.integers(0, 3_000)),
@@ -63,29 +64,6 @@ def test_streams_that_may_not_send_cost_nothing() -> None:
     assert flow.grow_stream(7, 6)
     assert flow.pump(out) == [7]
     assert len(out) == 2
-
-
-@pytest.mark.timeout(30)
-def test_many_small_pieces_of_a_body_that_waits_are_not_joined_anew_each_time() -> None:
-    flow = OutgoingFlow()
-    flow.set_initial_window(0)
-    flow.queue(1, b"0", None)
-    pieces = [b"%d" % number for number in range(1, 100_000)]
-    for piece in pieces:
-        flow.extend(1, piece, b"tail")
-    whole = b"0" + b"".join(pieces)
-    assert flow.queued_bytes == len(whole)
-    assert flow.grow_stream(1, len(whole))
-    flow.grow_connection(len(whole))
-    out: list[bytes] = []
-    assert flow.pump(out) == [1]
-    assert b"".join(payload for *_, payload in frames_of(b"".join(out[:-1]))) == whole
-    assert (out[-1], flow.queued_bytes) == (b"tail", 0)
-    flow.set_initial_window(0)
-    flow.queue(3, b"abc", None)
-    flow.extend(3, b"defg", None)
-    assert flow.drop(3)
-    assert flow.queued_bytes == 0
 
 
 @given(STEPS)
@@ -115,15 +93,16 @@ def test_no_window_is_ever_exceeded_and_no_byte_is_lost(steps: list[tuple[str, i
             stream_id = 2 * len(bodies) + 1
             bodies[stream_id], sent[stream_id], grants[stream_id] = bytes([stream_id % 256]) * amount, b"", 0
             flow.queue(stream_id, bodies[stream_id], None)
+        elif step == "extend" and waiting:
+            bodies[waiting[-1]] += bytes(amount)
+            flow.extend(waiting[-1], bytes(amount), None)
         elif step == "connection":
             connection += amount
             flow.grow_connection(amount)
         elif step == "stream" and waiting:
             grants[waiting[0]] += amount
             assert flow.grow_stream(waiting[0], amount)
-        elif step == "initial":
-            if amount < initial:  # what is sent already stays sent
-                continue
+        elif step == "initial" and amount >= initial:  # what is sent already stays sent
             initial = amount
             flow.set_initial_window(amount)
         elif step == "drop" and waiting:

@@ -18,13 +18,12 @@ import grpc.aio
 import pytest
 import uvloop
 
-from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.grpc.server_call import GrpcCall, GrpcStream
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.listener import Listener
 from batchtune.wire.status import GRPC_CODES
 from tests.load.load_servers import certificate_in
-from tests.wire.wire_peers import until
+from tests.wire.wire_peers import ClientUnderTest, until
 
 loop_factory = uvloop.new_event_loop
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -160,45 +159,21 @@ async def test_curl_nghttp_and_h2load_are_served(of_grpc: list[str]) -> None:
         assert "2000 succeeded, 0 failed, 0 errored" in said
 
 
-class Client:
-    """One connection of ours with the answers that came."""
+async def connected(port: int, tls: ssl.SSLContext | None = None) -> ClientUnderTest:
+    client = ClientUnderTest(in_memory=False)
+    name = "localhost" if tls is not None else None
+    await asyncio.get_running_loop().create_connection(
+        lambda: client.connection, "127.0.0.1", port, ssl=tls, server_hostname=name
+    )
+    await until(lambda: client.connection.capacity)
+    return client
 
-    def __init__(self) -> None:
-        self.answers: dict[int, tuple[int, bytes, str]] = {}
-        self.lost: list[tuple[list[int], str]] = []
-        self.changed = asyncio.Event()
-        self.connection = GrpcClientConnection(self._done, self._lost, lambda _: self.changed.set())
-        self.prepared = 0
 
-    def _done(self, tag: int, status: int, message: bytes, text: str) -> None:
-        assert tag not in self.answers
-        self.answers[tag] = (status, message, text)
-        self.changed.set()
-
-    def _lost(self, _: GrpcClientConnection, tags: list[int], reason: str) -> None:
-        self.lost.append((tags, reason))
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                self.changed.clear()
-                await self.changed.wait()
-
-    async def connect(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        name = "localhost" if tls is not None else None
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(
-            lambda: self.connection, "127.0.0.1", port, ssl=tls, server_hostname=name
-        )
-        await self.until(lambda: bool(self.connection.capacity or self.lost))
-
-    async def ask(self, path: str, message: bytes, **options: Any) -> tuple[int, bytes, str]:
-        self.prepared += 1
-        self.connection.call(prepare_call(path, "localhost", message, **options), self.prepared)
-        self.connection.flush()
-        await self.until(lambda: self.prepared in self.answers or bool(self.lost))
-        return self.answers[self.prepared]
+async def ask(client: ClientUnderTest, path: str, message: bytes, **options: Any) -> tuple[int, bytes, str]:
+    before = len(client.done)
+    client.call(message, path=path, **options)
+    await until(lambda: len(client.done) > before)
+    return client.done[-1][1:]
 
 
 def echo(request: bytes, _: grpc.ServicerContext) -> bytes:
@@ -239,49 +214,39 @@ def grpcio_server() -> Iterator[tuple[grpc.Server, int]]:
 
 
 async def test_a_grpcio_server_answers_our_client() -> None:
-    client = Client()
     with grpcio_server() as (_, port):
-        await client.connect(port)
+        client = await connected(port)
         assert client.connection.capacity == 64
         for size in (0, 1, 1_000, 70_000, 20 * 2**20):
             message = b"\x5a" * size
-            assert await client.ask("/p.S/Echo", message) == (0, message, "")
-        assert await client.ask("/p.S/Refuse", b"") == (14, b"", "voll ü%\n")
-        assert (await client.ask("/p.S/None", b""))[0] == GRPC_CODES["UNIMPLEMENTED"]
+            assert await ask(client, "/p.S/Echo", message) == (0, message, "")
+        assert await ask(client, "/p.S/Refuse", b"") == (14, b"", "voll ü%\n")
+        assert (await ask(client, "/p.S/None", b""))[0] == GRPC_CODES["UNIMPLEMENTED"]
         metadata = [("key", "v"), ("raw-bin", b"\0\xff")]
-        status, told, _ = await client.ask("/p.S/Tell", b"", metadata=metadata, timeout_s=50)
+        status, told, _ = await ask(client, "/p.S/Tell", b"", metadata=metadata, timeout_s=50)
         assert status == 0
         assert b"key='key', value='v'" in told
         assert b"value=b'\\x00\\xff'" in told
         assert told.endswith(b", True)")
         accepting = [("grpc-accept-encoding", "identity,gzip")]
-        assert await client.ask("/p.S/Squeeze", b"a" * 50_000, metadata=accepting) == (0, b"a" * 50_000, "")
+        assert await ask(client, "/p.S/Squeeze", b"a" * 50_000, metadata=accepting) == (0, b"a" * 50_000, "")
         client.connection.close()
 
 
 async def test_every_call_is_accounted_for_when_a_grpcio_server_stops() -> None:
-    client = Client()
-    prepared = prepare_call("/p.S/Echo", "localhost", b"x" * 100)
     tags = itertools.count()
-
-    def load() -> None:
-        while client.connection.capacity:
-            client.connection.call(prepared, next(tags))
-        client.connection.flush()
-
     with grpcio_server() as (server, port):
-        await client.connect(port)
-        load()
-        while not client.lost and len(client.answers) < 200_000:
-            client.changed.clear()
-            await client.changed.wait()
-            if len(client.answers) > 1_000 and not client.connection.retiring:
+        client = await connected(port)
+        while not client.lost and len(client.done) < 200_000:
+            while client.connection.capacity:
+                client.call(b"x" * 100, next(tags), "/p.S/Echo")
+            await asyncio.sleep(0)
+            if len(client.done) > 1_000 and not client.connection.retiring:
                 server.stop(0.5)
-            load()
     ((lost, reason),) = client.lost
     assert reason
-    assert sorted([*client.answers, *lost]) == list(range(next(tags)))
-    assert {status for status, _, _ in client.answers.values()} <= {0, 1, 14}
+    assert sorted([*(tag for tag, *_ in client.done), *lost]) == list(range(next(tags)))
+    assert {status for _, status, *_ in client.done} <= {0, 1, 14}
 
 
 async def test_tls_with_alpn_works_for_both_ends(tmp_path: Path) -> None:
@@ -298,9 +263,8 @@ async def test_tls_with_alpn_works_for_both_ends(tmp_path: Path) -> None:
             assert channel.unary_unary("/p.S/Echo")(b"safe", timeout=60) == b"safe"
 
     async with our_server(tls=ours) as server:
-        client = Client()
-        await client.connect(server.port, theirs)
-        assert await client.ask("/p.S/Echo", b"x" * 10**6, scheme="https") == (0, b"x" * 10**6, "")
+        client = await connected(server.port, theirs)
+        assert await ask(client, "/p.S/Echo", b"x" * 10**6, scheme="https") == (0, b"x" * 10**6, "")
         client.connection.close()
         await asyncio.to_thread(use_grpcio_tls, server.port)
 
@@ -313,20 +277,17 @@ async def test_a_client_that_does_not_read_is_not_answered_without_bound() -> No
         call.reply(b"x" * 20_000)
 
     async with our_server(grow) as server:
-        client = Client()
-        await client.connect(server.port)
+        client = await connected(server.port)
         transport = client.connection._transport
         assert transport is not None
         transport.pause_reading()
-        prepared = prepare_call("/p.S/Echo", "localhost", b"")
         for tag in range(8_000):
-            client.connection.call(prepared, tag)
-        client.connection.flush()
+            client.call(b"", tag)
         before = -1
         while before != len(answered):
             before = len(answered)
             await asyncio.sleep(0.05)
         assert 0 < before < 7_000  # of 160 MB, what sockets and one read of requests amount to
         transport.resume_reading()
-        await client.until(lambda: len(client.answers) == 8_000)
+        await until(lambda: len(client.done) == 8_000)
         client.connection.close()

@@ -120,9 +120,9 @@ class MemoryTransport(asyncio.Transport):
 
 
 class ClientUnderTest:
-    """Our client connection with everything that its callbacks said."""
+    """Our client connection with everything that its callbacks said; in memory unless a loop is to connect it."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, in_memory: bool = True, **options: Any) -> None:
         self.done: list[tuple[int, int, bytes, str]] = []
         self.lost: list[tuple[list[int], str]] = []
         self.ready = 0
@@ -135,7 +135,8 @@ class ClientUnderTest:
             on_capacity=lambda _: setattr(self, "capacity_calls", self.capacity_calls + 1),
             **options,
         )
-        self.connection.connection_made(self.transport)
+        if in_memory:
+            self.connection.connection_made(self.transport)
 
     def call(self, message: bytes = b"ping", tag: int = 0, path: str = "/p.S/M", **options: Any) -> None:
         self.connection.call(prepare_call(path, "test:1", message, **options), tag)

@@ -93,7 +93,7 @@ def test_no_window_is_ever_exceeded_and_no_byte_is_lost(steps: list[tuple[str, i
             stream_id = 2 * len(bodies) + 1
             bodies[stream_id], sent[stream_id], grants[stream_id] = bytes([stream_id % 256]) * amount, b"", 0
             flow.queue(stream_id, bodies[stream_id], None)
-        elif step == "extend" and waiting:
+        elif step == "extend" and waiting and not sent[waiting[-1]]:
             bodies[waiting[-1]] += bytes(amount)
             flow.extend(waiting[-1], bytes(amount), None)
         elif step == "connection":

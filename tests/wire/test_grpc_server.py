@@ -50,8 +50,7 @@ async def test_a_call_is_dispatched_with_what_the_client_said() -> None:
     stream_id = client.request(
         b"hello", extra=[("grpc-timeout", "10S"), ("key", "value"), ("raw-bin", "AP8")]
     )
-    client.request()
-    await client.exchange()
+    await client.call()
     call, without_timeout = server.calls
     assert without_timeout.deadline_ns is None
     assert (call.path, call.message, call.cancelled) == ("/p.S/M", b"hello", False)
@@ -136,7 +135,6 @@ async def test_a_request_without_body_is_refused() -> None:
     server = opened()
     server.receive(raw_frame(HEADERS, 5, 1, BLOCK))
     assert b"\x0212" in server.transport.take()
-    assert not server.calls
 
 
 @pytest.mark.parametrize(
@@ -189,8 +187,7 @@ async def test_an_answer_larger_than_the_windows_waits_for_them() -> None:
     server, client = served(1_000)
     message = bytes(range(256)) * 600
     stream_id, small = client.request(), client.request()
-    client.h2.increment_flow_control_window(500, small)
-    await client.exchange()
+    await client.take(500, small)
     for call in server.calls:
         call.reply(message)
     await client.exchange()
@@ -227,8 +224,7 @@ async def test_a_reset_cancels_the_call_and_its_place_is_free_only_when_the_serv
 
 async def test_draining_finishes_what_was_sent_and_refuses_nothing_that_crossed_it() -> None:
     server, client = served()
-    first = client.request(b"first")
-    await client.exchange()
+    first = await client.call(b"first")
     server.connection.drain()
     crossing = client.request(b"crossing")  # sent before our GOAWAY arrives
     server.receive(client.h2.data_to_send())
@@ -269,17 +265,14 @@ async def test_a_stream_exchanges_messages_both_ways() -> None:
         stream.on_end = stream.finish
 
     server, client = served(streams={"/p.S/M": serve})
-    stream_id = client.request(b"abc", end_stream=False)
-    await client.exchange()
+    stream_id = await client.call(b"abc", end_stream=False)
     assert client.data(stream_id) == grpc_message(b"cba")
     client.h2.send_data(stream_id, grpc_message(b"de") + grpc_message(b"fg"), end_stream=True)
     await client.exchange()
     assert client.data(stream_id) == b"".join(grpc_message(part) for part in (b"cba", b"ed", b"gf"))
     assert client.status(stream_id)["grpc-status"] == "0"
-    client.request(b"", end_stream=False)
-    await client.exchange()
-    client.h2.reset_stream(stream_id + 2)
-    await client.exchange()
+    await client.call(b"", end_stream=False)
+    await client.reset(stream_id + 2)
     assert streams[1].cancelled
     for ended in streams:
         ended.send(b"late")
@@ -298,8 +291,7 @@ async def test_a_stream_may_fail_and_its_messages_wait_for_the_window() -> None:
     client.h2.send_headers(1, REQUEST_HEADERS, end_stream=True)
     await client.exchange()
     assert len(client.data(1)) == 100
-    client.h2.increment_flow_control_window(2_900, 1)
-    await client.exchange()
+    await client.take(2_900, 1)
     assert client.data(1) == grpc_message(b"x" * 995) * 3
     assert client.status(1)["grpc-status"] == "10"
 
@@ -314,12 +306,10 @@ async def test_what_waits_for_a_client_that_does_not_read_is_bounded_and_its_cal
     refused = [one for one in stream_ids if client.status(one).get("grpc-status") == "8"]
     assert refused == stream_ids[10:]
     assert server.writer._flow.queued_bytes == 10_000
-    client.h2.increment_flow_control_window(1_000, stream_ids[0])
-    await client.exchange()
+    await client.take(1_000, stream_ids[0])
     assert client.data(stream_ids[0]) == grpc_message(b"x" * 995)
     server, client = served(limits=ServerLimits(max_queued_bytes=10_000))
-    client.request()
-    await client.exchange()
+    await client.call()
     server.calls[0].reply(b"x" * 20_000)
     await client.exchange()
     assert client.data(1) == grpc_message(b"x" * 20_000), "one may be larger than what may wait"
@@ -350,8 +340,7 @@ async def test_a_stream_whose_messages_nobody_reads_is_ended() -> None:
     await client.exchange()
     assert server.writer._flow.queued_bytes < 12_000
     assert client.status(3)["grpc-status"] == "8"
-    client.h2.increment_flow_control_window(20_000, 1)
-    await client.exchange()
+    await client.take(20_000, 1)
     assert client.data(1) == grpc_message(b"x" * 995) * 11
     assert client.status(1)["grpc-status"] == "8"
 
@@ -362,8 +351,7 @@ async def test_long_heads_are_not_remembered() -> None:
         server = ServerUnderTest()
         client = H2Client(server)
         for _ in range(2):
-            client.request(extra=[("key", f"{number}" + "v" * 4_000)])
-            await client.exchange()
+            await client.call(extra=[("key", f"{number}" + "v" * 4_000)])
         assert len(server.calls) == 2
     kept = list(known_heads.values())[before:]
     assert sum(len(value) for head in kept for _, value in head.metadata) < 10_000
@@ -532,8 +520,7 @@ async def test_a_clogged_socket_stops_reading_and_a_stalled_client_is_cut_off() 
     assert not server.transport.reads_paused
     server.connection.pause_writing()
     never_opens, client = served(0, echo=True, limits=SOON_CUT_OFF)
-    client.request()
-    await client.exchange()
+    await client.call()
     for stalled in (server, never_opens):
         for _ in range(2):  # in the first it is new
             assert not stalled.transport.aborted
@@ -604,16 +591,14 @@ HOLDING = ServerLimits(max_unsent_bytes=10_000, max_buffered_bytes=50_000)
 async def behind(size: int = 20_000, **options: Any) -> tuple[ServerUnderTest, H2Client]:
     """A server with a client whose windows are closed and that has so many bytes to take, on stream 1."""
     server, client = served(0, **(options or {"limits": HOLDING}))
-    client.request()
-    await client.exchange()
+    await client.call()
     server.calls.pop().reply(b"x" * size)
     await client.exchange()
     return server, client
 
 
 async def take_all(client: H2Client) -> None:
-    client.h2.increment_flow_control_window(20_005, 1)
-    await client.exchange()
+    await client.take(20_005, 1)
     await turns()
 
 
@@ -623,11 +608,9 @@ async def test_calls_are_begun_once_the_client_has_taken_its_answers() -> None:
     await client.exchange()
     assert not server.calls
     assert server.connection.arriving_bytes > 40_000
-    client.h2.increment_flow_control_window(9_000, 1)
-    await client.exchange()
+    await client.take(9_000, 1)
     assert not server.calls, "11 kB wait yet"
-    client.h2.increment_flow_control_window(11_005, 1)
-    await client.exchange()
+    await client.take(11_005, 1)
     await turns()
     assert [call.stream_id for call in server.calls] == sent
     assert server.connection.arriving_bytes == 0
@@ -650,8 +633,7 @@ async def test_a_socket_that_takes_nothing_holds_calls_until_it_does() -> None:
     await client.exchange()
     server.transport.clogged_bytes = 20_000
     server.connection.pause_writing()
-    client.request()
-    await client.exchange()
+    await client.call()
     assert not server.calls
     server.transport.clogged_bytes = 0
     server.connection.resume_writing()
@@ -691,8 +673,7 @@ async def test_the_next_call_of_a_client_on_trial_is_begun_however_the_one_befor
     while len(server.calls) < 6:
         call = server.calls[-1]
         if ends == "cancelled":
-            client.h2.reset_stream(call.stream_id)
-            await client.exchange()
+            await client.reset(call.stream_id)
         begun = len(server.calls)
         call.fail("UNAVAILABLE", "closing") if ends == "refused" else call.reply(b"x")
         await turns()
@@ -743,8 +724,7 @@ async def test_requests_that_are_not_whole_are_refused_beyond_their_number() -> 
     client.h2.send_data(begun[0], grpc_message(b"x"), end_stream=True)
     client.h2.reset_stream(begun[1])
     client.request()
-    whole = client.request()
-    await client.exchange()
+    whole = await client.call()
     assert [call.stream_id for call in server.calls] == [begun[0], whole - 2, whole]
     server.calls[0].reply(b"")
     server.connection.refuse_arriving()
@@ -782,13 +762,11 @@ async def test_calls_that_wait_are_bounded_and_fail_beyond_it() -> None:
 async def test_nothing_is_kept_of_a_client_that_is_gone() -> None:
     server, client = served(0, limits=HOLDING)
     client.request()
-    client.request()
-    await client.exchange()
+    await client.call()
     answered, running = server.calls
     answered.reply(b"x" * 20_000)
     await client.exchange()
-    client.request()
-    await client.exchange()
+    await client.call()
     assert server.connection._listener.unsent.held_bytes == 20_005
     assert server.connections == {server.connection}
     server.connection.connection_lost(None)

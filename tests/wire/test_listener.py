@@ -164,8 +164,7 @@ def shared_servers(count: int, window: int | None = None, **limits: Any) -> list
 async def test_requests_of_several_connections_share_a_bound_and_the_slowest_is_refused() -> None:
     (refusing, slow), (taking, fast) = shared_servers(2, arriving_bytes_max=40_000)
     body = grpc_message(b"x" * 45_000)
-    refused = slow.request(raw=body[:16_000], end_stream=False)
-    await slow.exchange()
+    refused = await slow.call(raw=body[:16_000], end_stream=False)
     taken = fast.request(raw=body[:16_000], end_stream=False)
     for at in (16_000, 32_000):
         fast.h2.send_data(taken, body[at : at + 16_000], end_stream=at == 32_000)
@@ -200,8 +199,7 @@ async def test_a_connection_that_holds_a_frame_in_part_is_closed(begun: bytes, c
 
 async def test_a_call_with_a_frame_in_part_is_refused_before_its_connection_is_closed() -> None:
     server, client = served()
-    refused = client.request(raw=b"", end_stream=False)
-    await client.exchange()
+    refused = await client.call(raw=b"", end_stream=False)
     server.receive(raw_frame(DATA, 0, refused, bytes(1_000))[:500])
     server.connection.refuse_arriving()
     await client.exchange()
@@ -223,8 +221,7 @@ async def test_streams_that_send_nothing_count_once_there_are_many() -> None:
 async def test_answers_that_wait_for_windows_share_a_bound() -> None:
     pairs = shared_servers(2, window=0, unsent_bytes_max=50_000)
     for server, client in pairs:
-        client.request()
-        await client.exchange()
+        await client.call()
         server.calls[0].reply(b"x" * 30_000)
         await asyncio.sleep(0)
     assert [server.transport.aborted for server, _ in pairs] == [True, False]

@@ -289,6 +289,20 @@ class H2Client:
         self.h2.send_data(stream_id, grpc_message(payload) if raw is None else raw, end_stream=end_stream)
         return stream_id
 
+    async def call(self, payload: bytes = b"ping", **options: Any) -> int:
+        """A request, and what comes at once."""
+        stream_id = self.request(payload, **options)
+        await self.exchange()
+        return stream_id
+
+    async def take(self, increment: int, stream_id: int) -> None:
+        self.h2.increment_flow_control_window(increment, stream_id)
+        await self.exchange()
+
+    async def reset(self, stream_id: int) -> None:
+        self.h2.reset_stream(stream_id)
+        await self.exchange()
+
     def data(self, stream_id: int) -> bytes:
         return b"".join(
             event.data for event in self.of(h2.events.DataReceived) if event.stream_id == stream_id

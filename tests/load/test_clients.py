@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -19,19 +19,28 @@ import numpy as np
 import pytest
 
 from batchtune.errors import TargetError, UsageError
+from batchtune.load.answers import difference, with_lone_answers
+from batchtune.load.clients.client import PREDICT_PATH
 from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop
-from batchtune.target.endpoint import Endpoint
+from batchtune.scenario.payloads import RequestSet, build_requests
+from batchtune.scenario.spec.target import TlsSpec
+from batchtune.scenario.spec.workload import RequestSpec
+from batchtune.target.endpoint import Endpoint, control_channel, url_failure
+from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto
 from tests.load.load_servers import (
     BODY,
+    Certificate,
     H2Connection,
+    Predict,
     ScriptedGrpc,
     ScriptedHttp,
     a_job,
     always,
+    certificate_in,
     closed,
     evenly,
     grpcio_server,
@@ -334,12 +343,15 @@ def test_an_error_is_looked_for_at_both_ends_of_a_long_answer() -> None:
     assert answered_with(first, last, between).errors() == {"WRONG_ANSWER": 2}
 
 
+def doubled_rest(body: bytes) -> bytes:
+    rows = np.array([row["x"] if isinstance(row, dict) else row for row in json.loads(body)["instances"]])
+    return json.dumps({"predictions": (2 * rows).tolist()}).encode()
+
+
 @pytest.mark.slow
 def test_answers_of_pythons_own_http_server_are_right() -> None:
-    requests = requests_for("rest", expected=({"y": np.array([[1.0]], np.float32)},))
-    with python_server(
-        lambda body: json.dumps({"predictions": json.loads(body)["instances"]}).encode()
-    ) as port:
+    requests = requests_for("rest", expected=({"y": np.array([[2.0]], np.float32)},))
+    with python_server(doubled_rest) as port:
         for arrivals in (closed(4, 40), evenly(200, 0.2)):
             samples = run_here(a_job("rest", port, arrivals, requests=requests, check_every=1))
             assert (len(samples), samples.answers_checked, samples.errors()) == (40, 40, {})
@@ -465,3 +477,88 @@ def test_metadata_that_cannot_be_sent_is_a_usage_error() -> None:
     requests = requests_for("grpc", headers=(("Authorization", "grüße"),))
     with pytest.raises(UsageError, match=r"request\.headers: "):
         run_here(a_job("grpc", 1, closed(1, 1), requests=requests))
+
+
+# -- batched answers are compared with what the same server answers to each request alone --
+
+
+def drawn(protocol: str, token: str = "Bearer t") -> RequestSet:
+    spec = RequestSpec.model_validate({"protocol": protocol, "rows": 2, "headers": {"authorization": token}})
+    outputs, inputs = ((TensorSpec(name=name, dtype="float32", shape=(None, 3)),) for name in "yx")
+    signature = Signature(name="serving_default", method_name="", inputs=inputs, outputs=outputs)
+    return build_requests(spec, signature, model_name="m", seed=1, distinct=4)
+
+
+def test_answers_to_each_request_alone_are_what_is_expected() -> None:
+    with python_server(doubled_rest) as port:
+        requests = with_lone_answers(Endpoint(model_name="m", rest_port=port), drawn("rest"))
+    assert requests.expected is not None
+    assert [one[""].shape for one in requests.expected if one] == [(2, 3)] * 4
+    with grpcio_server(double) as port:
+        requests = with_lone_answers(Endpoint(model_name="m", grpc_port=port), drawn("grpc"))
+    assert requests.expected is not None
+    for body, expected in zip(requests.bodies, requests.expected, strict=True):
+        rows = tensor_from_proto(PredictRequest.FromString(body).inputs["x"])
+        assert expected is not None
+        assert difference({"y": 2 * rows}, expected) == ""
+        assert difference({"y": 2 * rows + np.float32(0.1)}, expected) != ""
+
+
+@pytest.mark.parametrize(
+    ("predict", "told"), [(double, "quöta"), (lambda *_: b"\xff\xff nonsense", "does not decode")]
+)
+def test_a_server_that_does_not_answer_is_told_with_its_own_words(predict: Predict, told: str) -> None:
+    with grpcio_server(predict) as port, pytest.raises(TargetError, match=told):
+        with_lone_answers(Endpoint(model_name="m", grpc_port=port), drawn("grpc", "nobody"))
+
+
+# -- TLS --
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return certificate_in(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def ports(certificate: Certificate) -> Iterator[dict[str, int]]:
+    with (
+        python_server(lambda _body: b"{}", certificate) as rest,
+        grpcio_server(lambda *_: b"", certificate) as grpcs,
+    ):
+        yield {"rest": rest, "grpc": grpcs}
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+def test_who_proves_themselves_is_served(
+    protocol: str, ports: dict[str, int], certificate: Certificate
+) -> None:
+    tls = TlsSpec(ca_file=str(certificate[0]))
+    samples = run_here(a_job(protocol, ports[protocol], closed(3, 30), tls=tls, check_every=0))
+    assert (len(samples), samples.errors()) == (30, {})
+    elsewhere = tls.model_copy(update={"server_name": "elsewhere.example"})
+    for refused, words in ((TlsSpec(), "CERTIFICATE_VERIFY_FAILED"), (elsewhere, "mismatch")):
+        samples = run_here(a_job(protocol, ports[protocol], closed(1, 3), tls=refused))
+        assert samples.errors() == {"REFUSED": 3}
+        assert words in samples.error_texts["REFUSED"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code"),
+    [("localhost", "HTTP 501", None), ("elsewhere.example", "mismatch", grpc.StatusCode.UNAVAILABLE)],
+)
+def test_the_control_plane_verifies_the_name_that_was_given(
+    name: str, words: str, code: grpc.StatusCode | None, ports: dict[str, int], certificate: Certificate
+) -> None:
+    tls = TlsSpec(ca_file=str(certificate[0]), server_name=name)
+    endpoint = Endpoint(model_name="m", rest_port=ports["rest"], grpc_port=ports["grpc"], tls=tls)
+    assert words in url_failure(f"{endpoint.rest_url}/ready", endpoint)
+    assert "HTTP 501" in url_failure(f"https://localhost:{ports['rest']}/of-another-host", endpoint)
+    with control_channel(endpoint) as channel:
+        error = channel.unary_unary(PREDICT_PATH).future(b"", timeout=20.0).exception()
+    assert (None if error is None else error.code()) == code
+
+
+def test_a_ca_file_that_cannot_be_read_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="TLS files cannot be used"):
+        run_here(a_job("rest", 1, closed(1, 1), tls=TlsSpec(ca_file="/does/not/exist.pem")))

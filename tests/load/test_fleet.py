@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, product, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -65,14 +67,6 @@ def test_of_more_requests_than_are_kept_some_are_drawn(
     assert (samples.latency_ns > 0).all()
 
 
-def test_a_fleet_runs_one_job_after_another(fleet: LoadFleet, server: ScriptedHttp) -> None:
-    for users in (1, 3):
-        samples = fleet.run(a_job("rest", server.port, closed(users, 50)))
-        assert len(samples) == 50
-        assert samples.concurrency == users
-        assert samples.errors() == {}
-
-
 def test_the_live_aggregate_is_heard_while_the_job_runs(fleet: LoadFleet, server: ScriptedHttp) -> None:
     heard: list[LiveAggregate] = []
     samples = fleet.run(a_job("rest", server.port, evenly(200, 0.6)), on_progress=heard.append)
@@ -121,30 +115,19 @@ def test_ctrl_c_before_the_start_sends_nothing(server: ScriptedHttp) -> None:
         assert runs_on(fleet, server)
 
 
-class LateInterrupt(list[int]):
-    """Comes just after the workers were told to start."""
-
-    asked = 0
-
-    def __bool__(self) -> bool:
-        self.asked += 1
-        return self.asked > 1
-
-
 def test_ctrl_c_at_the_start_ends_the_load(fleet: LoadFleet, server: ScriptedHttp) -> None:
+    """It comes just after the workers were told to start."""
+    stops = MagicMock()
+    stops.__bool__.side_effect = chain([False], repeat(True))
     parts = split(a_job("rest", server.port, evenly(200, 3.0)), 2)
-    assert all(samples.stopped_early for samples in fleet.run_parts(parts, stops=LateInterrupt()))
+    assert all(samples.stopped_early for samples in fleet.run_parts(parts, stops=stops))
     assert runs_on(fleet, server)
 
 
 def test_workers_do_not_die_of_a_ctrl_c_meant_for_the_parent(fleet: LoadFleet, server: ScriptedHttp) -> None:
-    for process in fleet.process_ids:
-        for number in (
-            signal.SIGINT,
-            signal.SIGHUP,
-            signal.SIGQUIT,
-        ):  # as a terminal sends to all that it runs
-            os.kill(process, number)
+    as_a_terminal_sends = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    for process, number in product(fleet.process_ids, as_a_terminal_sends):
+        os.kill(process, number)
     assert runs_on(fleet, server)
 
 
@@ -176,12 +159,9 @@ def test_a_signal_to_the_whole_group_is_an_interrupt_and_no_dead_worker(server: 
             for process in ended:
                 os.kill(process, signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        with LoadFleet(processes=2) as fleet, pytest.raises(KeyboardInterrupt):
-            fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=end_all)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, interrupt)
+    with LoadFleet(processes=2) as fleet, pytest.raises(KeyboardInterrupt):
+        fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=end_all)
 
 
 def test_a_worker_that_is_stopped_for_a_while_tells_of_it(fleet: LoadFleet, server: ScriptedHttp) -> None:
@@ -199,25 +179,22 @@ def test_a_worker_that_is_stopped_for_a_while_tells_of_it(fleet: LoadFleet, serv
     assert max(length for _, length in samples.pauses_ns) >= 20_000_000
 
 
-def test_an_error_in_a_callback_leaves_no_worker_behind(server: ScriptedHttp) -> None:
-    with LoadFleet() as fleet:
-        with pytest.raises(ZeroDivisionError):
-            fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=lambda live: 1 // 0)
-        assert fleet.process_ids == []
-
-
 def test_a_worker_passes_on_what_is_wrong_with_the_target(fleet: LoadFleet) -> None:
     nowhere = Endpoint(model_name="m", host="host.invalid", rest_port=1)
     with pytest.raises(TargetError, match="cannot be resolved"):
         fleet.run(LoadJob(endpoint=nowhere, requests=requests_for("rest"), arrivals=closed(1, 1)))
 
 
-def test_workers_run_where_they_are_told_to(server: ScriptedHttp) -> None:
+def test_workers_run_where_they_are_told_to_and_none_is_left_by_an_error_in_a_callback(
+    server: ScriptedHttp,
+) -> None:
     cpu = min(os.sched_getaffinity(0))
     with LoadFleet(processes=2, cpus=[cpu]) as fleet:
-        samples = fleet.run(a_job("rest", server.port, closed(2, 10)))
+        assert fleet.run(a_job("rest", server.port, closed(2, 10))).client_cores == 1
         assert [os.sched_getaffinity(process) for process in fleet.process_ids] == [{cpu}] * 2
-    assert samples.client_cores == 1
+        with pytest.raises(ZeroDivisionError):
+            fleet.run(a_job("rest", server.port, evenly(100, 30.0)), on_progress=lambda live: 1 // 0)
+        assert fleet.process_ids == []
 
 
 def test_a_fleet_of_nobody_is_refused() -> None:
@@ -229,10 +206,10 @@ def test_a_fleet_of_nobody_is_refused() -> None:
 def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, body_bytes: int) -> None:
     requests = requests_for(protocol, bodies=(bytes(body_bytes),))
     with null_server() as endpoint:
-        job = LoadJob(endpoint=endpoint, requests=requests, arrivals=closed(8, 64), check_every=0)
-        samples = fleet.run(job)
-    assert len(samples) == 64
-    assert samples.errors() == {}
+        samples = fleet.run(
+            LoadJob(endpoint=endpoint, requests=requests, arrivals=closed(8, 64), check_every=0)
+        )
+    assert (len(samples), samples.errors()) == (64, {})
 
 
 @pytest.mark.parametrize("protocol", ["rest", "grpc"])

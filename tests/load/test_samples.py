@@ -102,8 +102,7 @@ def test_parts_without_a_common_start_are_not_merged() -> None:
 
 def test_errors_are_counted_by_class_and_latency_runs_from_due() -> None:
     merged = merge([some_samples([0, 1]), some_samples([2], status=Status.RESET)])
-    assert merged.errors() == {"RESET": 1}
-    assert merged.latency_ns.tolist() == [3, 3, 3]
+    assert (merged.errors(), merged.latency_ns.tolist()) == ({"RESET": 1}, [3, 3, 3])
     assert merged.client_cpu_ratio == pytest.approx(1.0 / (2.0 * 2))
 
 

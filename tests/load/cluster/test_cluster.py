@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from batchtune.batching.parameters import Configuration
+from batchtune.cli.app import app
 from batchtune.errors import MeasurementInvalidError, ScenarioError, UsageError
 from batchtune.load.calibration import null_server
-from batchtune.load.cluster import ray_actors
+from batchtune.load.cluster import cluster_fleet, ray_actors
 from batchtune.load.cluster.cluster_fleet import (
     ClusterFleet,
     WorkerLostError,
@@ -32,7 +37,10 @@ from batchtune.report.findings import text_of
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.target.choice import OF_A_FLEET, placed
+from batchtune.target.process import ServerProcess
 from batchtune.tune.loader import Figures, Loader, LoadRun
+from tests.cli.in_process import answered
+from tests.cli.test_cli import EMULATED
 from tests.load.cluster.cluster_fakes import LATENCY_NS, FakeHost, FakeTime, cluster_of, fleet_of_fakes
 from tests.load.load_servers import a_job, evenly, requests_for
 from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, scenario_of
@@ -229,10 +237,8 @@ def test_with_less_than_half_of_the_workers_it_ends() -> None:
 
 def test_a_fleet_lets_no_worker_go_that_it_needs() -> None:
     with fleet_of_fakes(hosts_of(2)) as fleet:
-        assert not fleet.retire("worker 9 on node-9", "slow")
-        assert fleet.retire("worker 0 on node-0", "slow")
-        assert not fleet.retire("worker 1 on node-1", "slow")
-        assert fleet.processes == 1
+        retired = [fleet.retire(f"worker {n} on node-{n}", "slow") for n in (9, 0, 1)]
+        assert (retired, fleet.processes) == ([False, True, False], 1)
 
 
 def test_each_worker_has_a_cpu_of_its_machine_from_the_highest_down() -> None:
@@ -491,3 +497,72 @@ def test_without_a_fleet_the_workers_are_processes_of_this_machine() -> None:
     assert isinstance(fleet, LoadFleet)
     with fleet_of_fakes(hosts_of(2)) as cluster:
         assert client_max_rps(cluster, requests_for("rest")) == 2000.0
+
+
+# -- by the commands that measure --
+
+SCENARIO = """\
+name: emulated
+target: {kind: tfserving, model: MODEL}
+load: {arrivals: closed, concurrency: 4, warm_up: 100ms, duration: 300ms}
+objective: throughput
+search: {space: {max_batch_size: [1, 8]}}
+variants: {small: {fixed: {max_batch_size: 1}}, large: {fixed: {max_batch_size: 8}}}
+"""
+COMMANDS = ("load", "sweep", "compare", "check")
+
+
+@pytest.fixture
+def invoke(tmp_path: Path) -> Callable[..., Any]:
+    """Call a command with a scenario of its own and such options; its exception."""
+    version = tmp_path / "emulated" / "1"
+    version.mkdir(parents=True)
+    (version / "emulated.yaml").write_text(EMULATED)
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
+
+    def invoked(command: str, *settings: str) -> Any:
+        words = [command, str(path), "--results", str(tmp_path / "results"), "--quiet"]
+        options = [word for setting in settings for word in ("--set", f"load.fleet.{setting}")]
+        return CliRunner().invoke(app, [*words, *options]).exception
+
+    return invoked
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_ray_each_command_names_the_extra(
+    command: str, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a server is launched."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
+    )
+    launched: list[Any] = []
+    monkeypatch.setattr(ServerProcess, "launch", lambda *command, **_: launched.append(command))
+    error = invoke(command, "ray=auto")
+    assert isinstance(error, UsageError)
+    assert (error.exit_code, error.hint) == (2, "pip install 'batchtune[ray]'")
+    assert launched == []
+
+
+def test_a_fleet_is_asked_for_by_name(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_actors: Any, spec: Any, _on_event: Any) -> None:
+        raise UsageError(f"{spec.ray} {spec.workers}")
+
+    monkeypatch.setattr(cluster_fleet, "RayActors", lambda *_address, **_names: None)
+    monkeypatch.setattr(cluster_fleet, "ray_cluster", refuse)
+    error = invoke("load", "ray=ray://head:10001", "workers=3")
+    assert error.message == "ray://head:10001 3"
+
+
+def test_workers_without_a_cluster_are_refused(invoke: Callable[..., Any]) -> None:
+    error = invoke("load", "workers=3")
+    assert isinstance(error, UsageError)
+    assert "load.fleet.ray" in error.message
+
+
+def test_the_options_of_before_say_what_to_write(tmp_path: Path) -> None:
+    done = answered("sweep", "s.yaml", "--fleet=auto", cwd=tmp_path)
+    told = "error: --fleet: this option of sweep no longer exists\nhint: use --set load.fleet.ray=ADDRESS\n"
+    assert (done.returncode, done.stderr) == (2, told)

@@ -13,16 +13,7 @@ import pytest
 
 from batchtune.errors import TargetError
 from batchtune.load.answers import require_answer
-from batchtune.load.samples import (
-    GAP_STRIDE,
-    GAPS,
-    Columns,
-    Samples,
-    Status,
-    Streams,
-    merge,
-    new_memory,
-)
+from batchtune.load.samples import GAP_STRIDE, GAPS, Columns, Samples, Status, Streams, merge, new_memory
 from batchtune.scenario.prompts import UNIQUE_MARK, build_prompts
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.workload import RequestSpec

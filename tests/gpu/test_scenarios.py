@@ -71,16 +71,9 @@ def test_the_imdb_experiment_is_the_one_of_the_cpu_but_for_sizes_threads_and_dev
 @pytest.mark.slow
 def test_on_a_cpu_batches_of_the_transformer_fill_and_are_padded_to_allowed_sizes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    overrides = (
-        *QUICK,
-        "request.protocol=grpc",
-        "request.rows=5",
-        "load.requests=null",
-        "load.concurrency=24",
-        "fixed.max_batch_size=64",
-        "fixed.allowed_batch_sizes=powers_of_two",
-        "fixed.num_batch_threads=2",
-    )
+    load = "request.protocol=grpc request.rows=5 load.requests=null load.concurrency=24"
+    fixed = "fixed.max_batch_size=64 fixed.allowed_batch_sizes=powers_of_two fixed.num_batch_threads=2"
+    overrides = [*QUICK, *load.split(), *fixed.split()]
     told = batchtune("load", str(SCENARIOS / "imdb-benchmark-gpu.yaml"), overrides=overrides, cwd=tmp_path)
     (point,) = told["points"]
     server = point["measurement"]["server"]

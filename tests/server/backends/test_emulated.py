@@ -200,7 +200,7 @@ def test_more_rows_than_the_memory_holds_fail_as_out_of_memory_does() -> None:
         ("service_time: 3\n" + IO, "service_time: 3; expected a table"),
         ("memory: {rows_max: 0}\n" + IO, "memory.rows_max: 0; expected a whole number ≥ 1"),
         ("outputs: {y: {shape: [1]}}\n", "inputs: missing"),
-        ("{inputs: {x: {dtype: f32}}, outputs: {y: {}}}", "inputs.x.dtype: 'f32'; "),
+        ("{inputs: {x: {dtype: flot32}}, outputs: {y: {}}}", "x.dtype: 'flot32'; did you mean 'float32'?"),
         ("{inputs: {x: {}}, outputs: {y: {shape: [-1]}}}", "outputs.y.shape: -1; expected a whole number"),
         ("[1, 2]\n", "the file: [1, 2]; expected a table"),
         ("{", "not YAML: "),

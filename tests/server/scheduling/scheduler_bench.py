@@ -41,12 +41,12 @@ class Bench:
     def __init__(self, threads: int = 1, scheduler: Callable[..., Any] = SharedBatchScheduler) -> None:
         self.clock = ManualClock()
         self.scheduler = scheduler(num_batch_threads=threads, clock=self.clock)
-        self.batches: list[Batch[Piece]] = []
+        self.batches: list[Batch[Any]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.changed = threading.Condition()
 
-    def process(self, batch: Batch[Piece]) -> None:
+    def process(self, batch: Batch[Any]) -> None:
         with self.changed:
             self.batches.append(batch)
             self.changed.notify_all()

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.server.scheduling.batch_queue import Batch, QueueOptions, SharedBatchScheduler
 from batchtune.wire.status import StatusError
-from tests.server.scheduling.scheduler_bench import Rows
+from tests.server.scheduling.scheduler_bench import Bench, Rows
 
 # Importing TensorFlow, and its own threads; test_shared.py holds the same rules.
 pytestmark = pytest.mark.slow
@@ -143,39 +142,25 @@ def play_in_tensorflow(tf: Any, case: Case, name: str) -> Outcome:
 
 
 def play_in_ours(case: Case) -> Outcome:
-    batches: list[list[int]] = []
-    refusals: dict[int, str] = {}
-    gate, held = threading.Event(), threading.Semaphore(0)
-
-    def process(batch: Batch[Rows]) -> None:
-        held.release()
-        gate.wait(30)
-        batches.append([row for task in batch.tasks for row in task.rows])
-
+    bench, refusals = Bench(), {}
     # With splitting on, BatchFunction executes batches of the last allowed size (batch_resource_base.cc).
     limit = case.allowed_batch_sizes[-1] if case.splitting and case.allowed_batch_sizes else None
-    scheduler = SharedBatchScheduler(num_batch_threads=1)
-    queue = scheduler.add_queue(
-        QueueOptions(
-            max_batch_size=case.max_batch_size,
-            batch_timeout_micros=1000,
-            max_enqueued_batches=case.max_enqueued_batches,
-            enable_large_batch_splitting=case.splitting,
-            max_execution_batch_size=limit,
-            allowed_batch_sizes=case.allowed_batch_sizes,
-        ),
-        process,
+    queue = bench.queue(
+        max_batch_size=case.max_batch_size,
+        batch_timeout_micros=1000,
+        max_enqueued_batches=case.max_enqueued_batches,
+        enable_large_batch_splitting=case.splitting,
+        max_execution_batch_size=limit,
+        allowed_batch_sizes=case.allowed_batch_sizes,
     )
-    queue.schedule(Rows([BLOCKER]))
-    assert held.acquire(timeout=30)
+    bench.occupy()
     for index, rows in enumerate(rows_of(case)):
         try:
             queue.schedule(Rows(rows))
         except StatusError as error:
             refusals[index] = error.message
-    gate.set()
-    scheduler.close()
-    return batches[1:], refusals
+    bench.close()
+    return [[row for task in batch.tasks for row in task.rows] for batch in bench.batches], refusals
 
 
 # -- the comparison --

@@ -250,9 +250,7 @@ def test_an_interval_is_a_duration_of_go(text: str, micros: int) -> None:
         ("c.yaml", "version: '3'\nservices:\n  s: {command: [--enable_batching]}\n", "c.yaml:2: a compose file", "docker run"),
     ],
 )  # fmt: skip
-def test_what_no_server_understands_is_told_with_its_line(
-    name: str, text: str, words: str, hint: str
-) -> None:
+def test_what_no_server_takes_is_told_with_its_line(name: str, text: str, words: str, hint: str) -> None:
     with pytest.raises(BatchingParametersError) as raised:
         parse_batching(text, source=name)
     assert raised.value.message.startswith(words)

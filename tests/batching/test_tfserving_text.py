@@ -201,9 +201,7 @@ def test_any_sequence_of_words_is_read_or_refused_as_protobuf_does(text: str) ->
         ("max_batch_size {\n\n", "b.txt:3: ", None),
     ],
 )
-def test_mistakes_are_told_with_their_line_and_how_to_write_it(
-    text: str, said: str, hint: str | None
-) -> None:
+def test_a_mistake_is_told_with_its_line_and_the_remedy(text: str, said: str, hint: str | None) -> None:
     with pytest.raises(BatchingParametersError) as caught:
         parse_tfserving_text(text, source="b.txt")
     assert caught.value.message.startswith(said)

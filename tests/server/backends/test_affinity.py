@@ -103,32 +103,30 @@ def test_every_thread_of_a_server_stays_on_its_cpu(write: Callable[[Path], Path]
     assert sum(thread["Name"] == "tf_Compute" for thread in threads) <= 1
 
 
-@pytest.mark.parametrize(("asked_count", "started_count"), [(0, 0), (3, 2)])
-def test_onnx_runtime_has_threads_for_its_cpus_unless_told(
-    asked_count: int, started_count: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("asked", "started"), [(0, 0), (3, 2)])
+def test_onnx_runtime_has_threads_for_its_cpus_unless_told(asked: int, started: int, tmp_path: Path) -> None:
     """The thread that calls is the first one of them."""
     tasks = Path("/proc/self/task")
     version = write_onnx(tmp_path) / "1"
     before = set(tasks.iterdir())
     with kept_to(min(schedulable_cpus())):
-        model = load_model(version, ServerFlags(device="cpu", tensorflow_intra_op_parallelism=asked_count))
-    assert len(set(tasks.iterdir()) - before) == started_count
+        model = load_model(version, ServerFlags(device="cpu", tensorflow_intra_op_parallelism=asked))
+    assert len(set(tasks.iterdir()) - before) == started
     model.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag_counts", "counts"), [((0, 0), [1, 1]), ((3, 4), [3, 4])])
+@pytest.mark.parametrize(("flags", "counts"), [([0, 0], [1, 1]), ([3, 4], [3, 4])])
 @pytest.mark.filterwarnings("ignore")
 def test_pytorch_has_threads_for_its_cpus_unless_told(
-    flag_counts: tuple[int, int], counts: list[int], tmp_path: Path
+    flags: list[int], counts: list[int], tmp_path: Path
 ) -> None:
     version = write_exported(tmp_path) / "1"
     code = f"""
 from pathlib import Path
 from batchtune.server.server_flags import ServerFlags
 from batchtune.server.backends.registry import load_model
-intra, inter = {flag_counts}
+intra, inter = {flags}
 for version in (1, 2):
     load_model(Path({str(version)!r}), ServerFlags(device="cpu", tensorflow_intra_op_parallelism=intra, tensorflow_inter_op_parallelism=inter))
 import torch

@@ -47,9 +47,7 @@ def cut(path: Path) -> tuple[bytes, list[Weight]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int8", "uint16", "bool"])
-def test_a_table_is_used_where_it_is_read(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_used_where_it_lies(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     held: list[np.ndarray] = []
     monkeypatch.setattr(

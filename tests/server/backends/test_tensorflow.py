@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,9 +155,7 @@ def test_an_emulated_model_does_not_import_a_framework(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # a second import of TensorFlow; the scores of a session, and live answers of a server, are held elsewhere
-def test_a_server_gives_grpcio_and_httpx_its_scores_quietly(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_gives_grpcio_and_httpx_its_scores(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow as tf
 
     x = np.array([1.0, 2.5, -3.0], np.float32)
@@ -244,12 +243,7 @@ def no_examples() -> bytes:
     ],
 )
 def test_recorded_requests_and_then_allowed_sizes_are_run_first(
-    recorded: tuple[int, ...],
-    parameters: Any,
-    iterations: int,
-    expected: list[int],
-    counted: Counted,
-    tmp_path: Path,
+    recorded: Sequence[int], parameters: Any, iterations: int, expected: Any, counted: Counted, tmp_path: Path
 ) -> None:
     model, rows = counted
     write_warmup_requests(tmp_path, *(predict(count, 1) for count in recorded))
@@ -267,7 +261,7 @@ def test_recorded_requests_and_then_allowed_sizes_are_run_first(
         (predict(2, 3, 4), "record 1: signature serving_default input x shape is wrong"),
     ],
 )
-def test_a_corrupt_warmup_file_is_named_and_not_run(
+def test_a_corrupt_warmup_file_is_not_run(
     tmp_path: Path, content: bytes, said: str, counted: Counted
 ) -> None:
     model, rows = counted
@@ -278,9 +272,7 @@ def test_a_corrupt_warmup_file_is_named_and_not_run(
     assert rows == []
 
 
-def test_a_recorded_request_that_fails_or_is_cut_short_fails_the_load(
-    tmp_path: Path, counted: Counted
-) -> None:
+def test_a_recorded_request_that_fails_or_is_cut_fails_the_load(tmp_path: Path, counted: Counted) -> None:
     path = write_warmup_requests(tmp_path, predict(9, 1))
     with pytest.raises(StatusError, match="OOM when allocating"):
         warm_up(counted[0], tmp_path, None)

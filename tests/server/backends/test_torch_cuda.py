@@ -297,15 +297,11 @@ def test_a_surprise_while_recording_costs_no_lane(cuda: FakeCuda) -> None:
         ({**SPLITTING, "max_batch_size": 64, "max_execution_batch_size": 4}, (1, 2, 3, 4)),
     ],
 )
-def test_graphs_are_for_the_sizes_of_batches(
-    parameters: dict[str, Any] | None, sizes: tuple[int, ...]
-) -> None:
+def test_graphs_are_of_the_batches_sizes(parameters: dict[str, Any] | None, sizes: tuple[int, ...]) -> None:
     assert expected_sizes(None if parameters is None else BatchingParameters(**parameters)) == sizes
 
 
-def test_recording_ends_when_its_time_is_up(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Heard
-) -> None:
+def test_recording_ends_with_its_time(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Heard) -> None:
     monkeypatch.setattr(torch_lanes, "RECORDING_LIMIT_S", -1.0)
     model = cuda.served()
     model.prepare((2, 4), 2)
@@ -496,9 +492,7 @@ def test_what_the_gpu_does_wrong_is_no_fault_of_the_request(said: str, code: str
     assert raised.value.code == code
 
 
-def test_a_lost_gpu_ends_the_process_with_a_word(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Heard
-) -> None:
+def test_a_lost_gpu_ends_the_process(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Heard) -> None:
     def module(x: Any) -> Any:
         cuda.lost = "CUDA error: device-side assert triggered"
         raise RuntimeError(f"{cuda.lost}\nCompile with ...")
@@ -515,9 +509,7 @@ def test_a_lost_gpu_ends_the_process_with_a_word(
     )
 
 
-def test_weights_are_in_place_before_lanes(
-    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_come_before_lanes(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported(tmp_path, mixed=False)
     monkeypatch.setattr("batchtune.server.backends.torch.loading.device_of", lambda *_: CudaDevice(cuda, 0))
     load_model(tmp_path, ServerFlags(device="cuda"))
@@ -572,9 +564,7 @@ def exported(directory: Path, *, mixed: bool) -> torch.nn.Module:  # type: ignor
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_model_computes_in_the_precision_asked_for(
-    tmp_path: Path, capfd: Heard, dtype: str, mixed: bool
-) -> None:
+def test_a_model_computes_in_this_precision(tmp_path: Path, capfd: Heard, dtype: str, mixed: bool) -> None:
     module = exported(tmp_path, mixed=mixed)
     x = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     expected = module(torch.tensor(x)).detach().numpy()

@@ -83,12 +83,7 @@ class Loop:
         return servable
 
     def ask(
-        self,
-        inputs: Outputs,
-        *,
-        signature: str,
-        names: tuple[str, ...] | None = None,
-        deadline_ns: int | None = None,
+        self, inputs: Outputs, *, signature: str, names: Any = None, deadline_ns: int | None = None
     ) -> asyncio.Future[Outputs]:
         answered: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
 

@@ -126,9 +126,7 @@ async def test_requests_queued_under_old_parameters_are_answered_under_them(serv
     ],
 )
 @serving(replace(batching(max_batch_size=4), length_buckets=(32, 64)))
-async def test_parameters_that_are_refused_change_nothing(
-    server: Server, wanted: dict[str, Any], said: str
-) -> None:
+async def test_what_is_refused_changes_nothing(server: Server, wanted: dict[str, Any], said: str) -> None:
     before = server.control.in_force()
     with pytest.raises((BatchingParametersError, StatusError), match=re.escape(said)):
         await server.replace(**wanted)
@@ -258,9 +256,7 @@ async def test_the_lag_of_the_loop_is_sampled(server: Server) -> None:
 
 
 @serving(batching(num_batch_threads=1, batch_timeout_micros=0))
-async def test_settings_without_room_leave_no_threads(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_settings_without_room_leave_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any) -> None:
         raise MemoryError("no room for these batches")
 

@@ -228,9 +228,7 @@ def test_a_model_without_a_version_that_loads_is_said_at_the_start(
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_an_empty_base_path_is_waited_for(
-    shelf: Shelf, empty: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_folder_is_waited_for(shelf: Shelf, empty: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """As TF Serving does: file_system_storage_path_source.cc looks again, server_core.cc waits."""
     if empty:
         (shelf.folder / "m").mkdir()
@@ -418,9 +416,7 @@ def test_a_stderr_that_nobody_reads_stops_no_version(shelf: Shelf, monkeypatch: 
     wait_until(lambda: states(repository) == {2: "AVAILABLE", 1: "END"})
 
 
-def test_a_fault_in_a_round_is_told_and_the_next_goes_on(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_a_round_is_told_and_goes_by(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = shelf.loaded("m")
 
     def fails(_path: Path) -> None:

@@ -63,9 +63,7 @@ async def test_the_weights_of_a_version_die_with_it(server: Server) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 @serving(UNBATCHED, SHARED)
-async def test_a_version_ends_after_its_requests_and_those_of_old_pools(
-    server: Server, replaced: bool
-) -> None:
+async def test_a_version_ends_after_its_requests_of_old_pools_too(server: Server, replaced: bool) -> None:
     """PUT, then unload, while requests wait under the old parameters: none finds a closed model."""
     server.model.gate.clear()
     waiting = [server.code() for _ in range(10)]

@@ -26,6 +26,7 @@ from tests.server.scheduling.scheduler_bench import Bench, Rows
 pytestmark = pytest.mark.slow
 
 BLOCKER = -1
+Request = pytest.FixtureRequest
 QUIET_SAMPLES = 3
 
 
@@ -193,9 +194,7 @@ def without_padding(batches: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("case", list(random_cases()), ids=str)
-def test_batches_and_refusals_are_those_of_tensorflow(
-    tensorflow: Any, case: Case, request: pytest.FixtureRequest
-) -> None:
+def test_batches_and_refusals_are_those_of_tensorflow(tensorflow: Any, case: Case, request: Request) -> None:
     batches, refusals = play_in_tensorflow(tensorflow, case, request.node.name)
     ours, our_refusals = play_in_ours(case)
     assert ours == without_padding(batches)
@@ -205,9 +204,7 @@ def test_batches_and_refusals_are_those_of_tensorflow(
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 11, (3, 3, 3), (2, 2, 1, 4, 1)], ids=str)
-def test_padding_is_that_of_tensorflow(
-    tensorflow: Any, sizes: tuple[int, ...], request: pytest.FixtureRequest
-) -> None:
+def test_padding_is_that_of_tensorflow(tensorflow: Any, sizes: tuple[int, ...], request: Request) -> None:
     # The scheduler of BatchFunction sees the allowed sizes only with splitting on.
     case = Case(sizes, 16, allowed_batch_sizes=(4, 8, 16), splitting=True)
     batches, _ = play_in_tensorflow(tensorflow, case, request.node.name)

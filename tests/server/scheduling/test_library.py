@@ -43,9 +43,7 @@ def test_the_example_of_the_readme_prints_what_the_readme_says(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("splits", "refused", "sizes"), [(True, "capacity is only 9", [9]), (False, "", [1, 4, 4])]
 )
-def test_what_fits_is_taken_and_a_row_more_refused(
-    bench: Bench, splits: bool, refused: str, sizes: list[int]
-) -> None:
+def test_what_fits_is_taken_and_no_more(bench: Bench, splits: bool, refused: str, sizes: list[int]) -> None:
     queue = bench.queue(
         max_batch_size=12 if splits else 4,
         max_execution_batch_size=4,
@@ -112,9 +110,7 @@ class JumpingClock(ManualClock):
     ("refusals", "code", "attempts", "refused"),
     [(1, "UNAVAILABLE", 2, ""), (9, "UNAVAILABLE", 3, "attempt 3"), (9, "INVALID_ARGUMENT", 1, "attempt 1")],
 )
-def test_a_blocking_retry_ends_with_the_last_refusal(
-    refusals: int, code: str, attempts: int, refused: str
-) -> None:
+def test_a_retry_ends_with_the_last_refusal(refusals: int, code: str, attempts: int, refused: str) -> None:
     clock, tried = JumpingClock(), itertools.count(1)
     retrier = BatchSchedulerRetrier(RetrierOptions(max_time_micros=300, retry_delay_micros=100), clock=clock)
     clock.jumps = True
@@ -155,7 +151,7 @@ def clock() -> ManualClock:
 
 
 @pytest.mark.parametrize(
-    ("codes", "max_time_micros", "attempts", "tasks", "errors"),
+    ("codes", "limit", "attempts", "tasks", "errors"),
     [
         (["UNAVAILABLE"] * 2, 1000, [0, 1, 2, 3, 3, 3], ["task"], []),
         (["UNAVAILABLE"] * 99, 300, [0, 1, 2, 2, 2, 2], [], ["UNAVAILABLE: attempt 2"]),
@@ -164,14 +160,9 @@ def clock() -> ManualClock:
     ids=["until it is taken", "while another delay is within the limit", "no other error"],
 )
 def test_a_task_refused_as_unavailable_is_tried_again_after_the_delay(
-    codes: list[str],
-    max_time_micros: int,
-    attempts: list[int],
-    tasks: list[str],
-    errors: list[str],
-    clock: ManualClock,
+    codes: list[str], limit: int, attempts: list[int], tasks: list[str], errors: list[str], clock: ManualClock
 ) -> None:
-    options = RetrierOptions(max_time_micros=max_time_micros, retry_delay_micros=100)
+    options = RetrierOptions(max_time_micros=limit, retry_delay_micros=100)
     retrier = BatchSchedulerRetrier(options, clock=clock)
     queue = Queue(*codes)
     retrier.schedule_later(queue, "task", queue.errors.append)
@@ -187,7 +178,7 @@ def test_a_task_refused_as_unavailable_is_tried_again_after_the_delay(
     ("max_time_micros", "retry_delay_micros", "retries"),
     [(1, 1, False), (50, 100, False), (100, 100, False), (2, 1, True), (201, 100, True), (10, 4, True)],
 )
-def test_a_time_without_a_pause_has_no_retry(
+def test_no_time_for_a_pause_is_no_retry(
     max_time_micros: int, retry_delay_micros: int, retries: bool
 ) -> None:
     """As BatchSchedulerRetrier::Schedule, which looks at the time before it pauses for the first time."""

@@ -17,6 +17,7 @@ from tests.server.scheduling.scheduler_bench import Bench, Piece, tasks_waiting
 
 pytestmark = pytest.mark.smoke
 
+Make = Callable[..., Bench]
 FULL = "UNAVAILABLE: The batch scheduling queue to which this task was submitted is full; "
 QUEUED = "currently {0} batches enqueued and max_enqueued_batches is {0}"
 NO_ROOM = (
@@ -68,7 +69,7 @@ SIXES = {"max_batch_size": 6, "batch_timeout_micros": 1000, "enable_large_batch_
         ({**FOUR, "max_execution_batch_size": 2}, "4 +0", ["a full"]),
     ],
 )
-def test_batches_form_as_in_tensorflow(
+def test_batches_are_tensorflows(
     bench: Bench, options: dict[str, Any], trace: str, batches: list[str]
 ) -> None:
     assert bench.play(bench.queue(**options), trace) == []
@@ -117,7 +118,7 @@ def test_queues_are_served_in_turn_one_batch_each(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_as_many_batches_run_as_there_are_threads(make_bench: Callable[..., Bench], threads: int) -> None:
+def test_as_many_batches_run_as_there_are_threads(make_bench: Make, threads: int) -> None:
     bench = make_bench(threads)
     queue = bench.queue(max_batch_size=1, max_enqueued_batches=10)
     bench.gate.clear()
@@ -130,7 +131,7 @@ def test_as_many_batches_run_as_there_are_threads(make_bench: Callable[..., Benc
     bench.wait_for(5)
 
 
-def test_closing_a_queue_runs_the_rest_at_once_and_waits_for_it(make_bench: Callable[..., Bench]) -> None:
+def test_closing_a_queue_runs_the_rest_at_once_and_waits_for_it(make_bench: Make) -> None:
     bench = make_bench(2)
     queue = bench.queue(max_batch_size=10, batch_timeout_micros=10**9)
     queue.schedule(Piece(3, "a"))
@@ -234,7 +235,7 @@ def test_the_monotonic_clock_runs_batches_by_their_timeout() -> None:
     assert waits[0] >= 3000
 
 
-def test_two_queues_with_different_timeouts_share_one_timekeeper(make_bench: Callable[..., Bench]) -> None:
+def test_two_queues_with_different_timeouts_share_one_timekeeper(make_bench: Make) -> None:
     bench = make_bench(2)
     slow, fast = bench.queue(**TEN), bench.queue(max_batch_size=10, batch_timeout_micros=100)
     slow.schedule(Piece(1, "slow"))

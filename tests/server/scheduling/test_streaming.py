@@ -13,6 +13,7 @@ from batchtune.server.scheduling.streaming import StreamingBatchScheduler
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.scheduler_bench import Bench, Piece
 
+Make = Callable[..., Bench]
 BUSY = (
     "UNAVAILABLE: This task would start a fresh batch, but all batch threads are busy, so at present there is no "
     "processing capacity available for this task"
@@ -35,13 +36,8 @@ TOO_LARGE = "INVALID_ARGUMENT: Task size 6 is larger than maximum batch size 5"
         (1, 1000, "6", [], [TOO_LARGE]),
     ],
 )
-def test_batches_form_and_close_and_tasks_are_refused_as_in_tensorflow(
-    make_bench: Callable[..., Bench],
-    threads: int,
-    timeout_micros: int,
-    trace: str,
-    batches: list[str],
-    refusals: list[str],
+def test_batches_and_refusals_are_tensorflows(
+    make_bench: Make, threads: int, timeout_micros: int, trace: str, batches: list[str], refusals: list[str]
 ) -> None:
     bench = make_bench(threads, StreamingBatchScheduler)
     queue = bench.queue(max_batch_size=5, batch_timeout_micros=timeout_micros)
@@ -51,7 +47,7 @@ def test_batches_form_and_close_and_tasks_are_refused_as_in_tensorflow(
         queue.schedule(Piece(1))
 
 
-def test_a_thread_that_is_done_takes_new_tasks(make_bench: Callable[..., Bench]) -> None:
+def test_a_thread_that_is_done_takes_new_tasks(make_bench: Make) -> None:
     bench = make_bench(1, StreamingBatchScheduler)
     queue = bench.queue(max_batch_size=4, batch_timeout_micros=1000)
     taken = 0
@@ -65,7 +61,7 @@ def test_a_thread_that_is_done_takes_new_tasks(make_bench: Callable[..., Bench])
     assert bench.ran() == ["a full"] * 5
 
 
-def test_bad_sizes_are_refused_with_the_reference_texts(make_bench: Callable[..., Bench]) -> None:
+def test_bad_sizes_are_refused_with_the_reference_texts(make_bench: Make) -> None:
     with pytest.raises(StatusError, match="max_batch_size must be positive; was 0"):
         make_bench(1, StreamingBatchScheduler).queue(max_batch_size=0)
     with pytest.raises(StatusError, match="num_batch_threads must be positive; was 0"):

@@ -86,11 +86,7 @@ class Session:
         deliver(completions)
 
     def submit(
-        self,
-        *rows: Any,
-        outputs: tuple[str, ...] | None = None,
-        deadline_ns: int | None = None,
-        inputs: Arrays | None = None,
+        self, *rows: Any, outputs: Any = None, deadline_ns: int | None = None, inputs: Arrays | None = None
     ) -> Answer:
         answer = Answer()
         inputs = inputs if inputs is not None else {"x": np.array(rows, np.float32)}
@@ -168,7 +164,7 @@ RANK_7 = [[[[[[[1.0]]]]]]]
         ),
     ],
 )
-def test_requests_are_merged_padded_and_split_as_in_the_reference(
+def test_requests_become_batches(
     make: Make, options: dict[str, Any], requests: list[Any], batches: list[Any], sums: list[Any]
 ) -> None:
     session = make(**options)
@@ -373,9 +369,7 @@ LAST_ENTRY = "Last entry in allowed_batch_sizes must match max_batch_size; last 
         ({"allowed_batch_sizes": (4, 2, 8)}, "allowed_batch_sizes entries must be monotonically increasing"),
     ],
 )
-def test_allowed_sizes_are_checked_as_in_the_reference(
-    make: Make, options: dict[str, Any], said: str
-) -> None:
+def test_allowed_sizes_are_checked_as_in_tensorflow(make: Make, options: dict[str, Any], said: str) -> None:
     with pytest.raises(StatusError) as caught:
         make(**{"max_batch_size": 8, **options})
     assert str(caught.value) == f"INVALID_ARGUMENT: {said}"

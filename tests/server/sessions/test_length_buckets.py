@@ -137,9 +137,7 @@ def test_every_bucket_has_its_own_limit_of_waiting_batches(serve: Serve) -> None
         ({"x": np.ones((9, 3), np.int32)}, "larger than maximum input batch size 8"),
     ],
 )
-def test_a_request_of_another_signature_is_refused_as_without_buckets(
-    serve: Serve, inputs: Any, words: str
-) -> None:
+def test_a_request_of_another_signature_is_refused(serve: Serve, inputs: Any, words: str) -> None:
     server = serve(zero_padding=True)
     with pytest.raises(StatusError, match=words):
         server.session.submit(inputs, None, None, Answer())

@@ -70,9 +70,7 @@ def loaded_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @staged(*STAGES, **TOGETHER)
-async def test_requests_meet_in_one_batch_with_their_answers(
-    server: StagedServer, stage: BatchingStage
-) -> None:
+async def test_requests_meet_in_one_batch(server: StagedServer, stage: BatchingStage) -> None:
     answers = await asyncio.gather(server.text(b"a", b"bcd"), server.text(b"ef"), server.text(b"ghij"))
     labels = [[b"1 letters", b"3 letters"], [b"2 letters"], [b"4 letters"]]
     assert [answer["label"].tolist() for answer in answers] == labels
@@ -109,9 +107,7 @@ async def test_only_the_device_part_counts_as_busy(server: StagedServer) -> None
     ],
 )
 @staged(*STAGES)
-async def test_an_error_ends_its_request_with_file_and_line(
-    server: StagedServer, text: bytes, said: str
-) -> None:
+async def test_an_error_ends_its_request_with_its_line(server: StagedServer, text: bytes, said: str) -> None:
     with pytest.raises(StatusError) as raised:
         await server.text(text)
     assert str(raised.value) == said
@@ -211,11 +207,7 @@ WRONG_SHAPE = "pre: signature serving_default input x shape is wrong, expected: 
         ("post", "return {'z': tensors['y'].astype('d')}", "gave 'z' as float64; stages.yaml says float32"),
         ("post", "return {'z': tensors['y'].ravel()}", "gave 'z' of shape [1]; stages.yaml says [?,1]"),
         ("post", "return {'z': np.array([[None]])}", "gave 'z' as object; stages.yaml says float32"),
-        (
-            "text",
-            "return {'z': np.array([[None]])}",
-            "gave 'z' a value that is not a text; stages.yaml says str",
-        ),
+        ("text", "return {'z': [[None]]}", "gave 'z' a value that is not a text; stages.yaml says string"),
     ],
 )
 @every_stage
@@ -226,7 +218,7 @@ def test_whatever_code_gives_or_raises_ends_its_request(
         for _ in range(3):  # more than there are threads
             with pytest.raises(StatusError) as raised:
                 await asyncio.wait_for(server.text(b"a"), 5)
-            assert str(raised.value).startswith(f"INTERNAL: {said}")
+            assert str(raised.value).partition(": setting an array")[0] == f"INTERNAL: {said}"
         assert which != "pre" or not server.device.rows
 
     code = CODE.format(pre=body if which == "pre" else "return {'x': np.zeros((1, 1), 'f')}", post=body)
@@ -265,9 +257,7 @@ async def test_batching_may_be_turned_off_and_on_again_under_stages(server: Stag
 
 
 @every_stage
-def test_a_stage_is_closed_after_the_last_request(
-    tmp_path: Path, loaded_as: Any, stage: BatchingStage
-) -> None:
+def test_a_stage_ends_after_the_last_request(tmp_path: Path, loaded_as: Any, stage: BatchingStage) -> None:
     runs: list[bool] = []
     closed = threading.Event()
 
@@ -308,9 +298,7 @@ def test_a_last_stage_answers_only_what_is_declared(tmp_path: Path, stage: Batch
 
 
 @every_stage
-def test_a_first_stage_gives_as_many_rows_as_it_took(
-    tmp_path: Path, loaded_as: Any, stage: BatchingStage
-) -> None:
+def test_a_first_stage_gives_the_rows_it_took(tmp_path: Path, loaded_as: Any, stage: BatchingStage) -> None:
     def run(inputs: Tensors) -> Tensors:
         return {"x": np.ones((len(inputs["text"]) + (b"odd" in inputs["text"]), 1), np.float32)}
 
@@ -362,9 +350,7 @@ async def test_wrong_tensors_are_refused_at_once(server: StagedServer) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 @staged()
-async def test_what_is_in_any_stage_is_answered_when_parameters_change_or_the_version_ends(
-    server: StagedServer, ends: bool, tmp_path: Path
-) -> None:
+async def test_what_is_in_any_stage_is_answered(server: StagedServer, ends: bool, tmp_path: Path) -> None:
     gate = server.code["GATE"]
     gate.clear()
     asked = [server.text(b"abc") for _ in range(5)]
@@ -497,9 +483,7 @@ def test_a_stage_may_be_a_model_of_a_folder_of_its_own(tmp_path: Path, stage: Ba
         (COUNTS, "letters: post of stages.yaml gives no 'label'"),
     ],
 )
-def test_a_folder_that_is_no_stage_is_refused_at_load(
-    tmp_path: Path, model: str | None, message: str
-) -> None:
+def test_a_folder_that_is_no_stage_is_refused(tmp_path: Path, model: str | None, message: str) -> None:
     if model is None:
         (tmp_path / "letters").mkdir()
     else:

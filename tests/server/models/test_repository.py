@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,6 @@ QUICK = ServerFlags(
     load_retry_interval_micros=10_000,
 )
 LOOK_ONCE = ServerFlags(file_system_poll_wait_seconds=0, max_num_load_retries=0)
-Load = Callable[[Path, ServerFlags], LoadedModel]
 
 
 class Shelf:
@@ -64,9 +63,12 @@ class Shelf:
             (self.folder / name).mkdir(exist_ok=True)
             staging.rename(self.folder / name / str(version))
 
-    def started(
-        self, *models: ModelConfig, flags: ServerFlags = QUICK, load: Load = load_model
-    ) -> ModelRepository:
+    def started(self, *models: ModelConfig | str, flags: ServerFlags = QUICK, load: Any = load_model) -> Any:
+        """A repository that has begun; of a model that is given by its name, version 1 is there."""
+        for name in models:
+            if isinstance(name, str):
+                self.add(name, 1)
+        configs = [self.config(one) if isinstance(one, str) else one for one in models]
         metrics = Metrics()
         control = BatchingControl(
             BatchingSettings(), observer=metrics, deliver=lambda _: None, on_loop=lambda function: function()
@@ -83,7 +85,7 @@ class Shelf:
             servable.close()
 
         repository = ModelRepository(
-            models,
+            configs,
             open_servable=open_servable,
             close_servable=close_servable,
             on_loop=lambda function: function(),
@@ -95,12 +97,7 @@ class Shelf:
         return repository
 
     def loaded(self, *models: ModelConfig | str, **options: Any) -> ModelRepository:
-        """One that has loaded its models; of one that is given by its name, version 1."""
-        for name in models:
-            if isinstance(name, str):
-                self.add(name, 1)
-        configs = (self.config(one) if isinstance(one, str) else one for one in models)
-        repository = self.started(*configs, **options)
+        repository: ModelRepository = self.started(*models, **options)
         repository.wait_until_loaded()
         return repository
 
@@ -246,9 +243,7 @@ def test_an_empty_folder_is_waited_for(shelf: Shelf, empty: bool, capsys: pytest
 
 def test_a_version_that_waits_for_a_load_thread_is_seen(shelf: Shelf) -> None:
     held = Held()
-    for name in "ab":
-        shelf.add(name, 1)
-    repository = shelf.started(shelf.config("a"), shelf.config("b"), load=held)
+    repository = shelf.started("a", "b", load=held)
     assert held.began.wait(10)
     assert [states(repository, name) for name in "ab"] == [{1: "LOADING"}, {1: "START"}]
     held.go_on.set()
@@ -270,10 +265,8 @@ def test_a_retry_under_way_is_not_given_up(shelf: Shelf) -> None:
             threading.Event().wait(0.02)
         return load_model(directory, options)
 
-    for name in "ab":
-        shelf.add(name, 1)
     flags = replace(QUICK, num_load_threads=2, max_num_load_retries=5)
-    repository = shelf.started(shelf.config("a"), shelf.config("b"), flags=flags, load=load)
+    repository = shelf.started("a", "b", flags=flags, load=load)
     repository.wait_until_loaded()
     assert attempts == {"a": 2, "b": 2}
     assert [repository.find(name).version for name in "ab"] == [1, 1]
@@ -286,9 +279,7 @@ def test_whatever_a_framework_raises_marks_the_version_alone(shelf: Shelf, error
             raise error
         return load_model(directory, options)
 
-    for name in "ab":
-        shelf.add(name, 1)
-    repository = shelf.started(shelf.config("a"), shelf.config("b"), flags=LOOK_ONCE, load=load)
+    repository = shelf.started("a", "b", flags=LOOK_ONCE, load=load)
     said = f"{type(error).__name__}: {error}"
     with pytest.raises(StatusError, match=re.escape(f"name: a version: 1}} due to error: INTERNAL: {said}")):
         repository.wait_until_loaded()

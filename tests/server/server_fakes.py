@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import requests
 import uvloop
 from numpy.typing import NDArray
 
@@ -29,6 +32,8 @@ from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import SignatureDefMap
 from batchtune.wire.tfserving.tensors import signature_to_def
 
+PREDICT = "/v1/models/m:predict"
+REQUEST = b'POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 20\r\n\r\n{"instances": [1.0]}'
 Run = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 
@@ -183,6 +188,27 @@ class RunningRest:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def ask(
+        self, body: Any = b"", path: str = PREDICT, *, method: str = "POST", **headers: str
+    ) -> requests.Response:
+        """Ask by requests; `body` is JSON unless it is bytes, a header is written with _ for -."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return requests.request(method, self.url + path, data=data, headers=named, timeout=60)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def exchange(self, *pieces: bytes, answers: int = 1) -> bytes:
+        """Send raw bytes and read until so many answers have come whole, or the server has closed."""
+        received = b""
+        with self.connect() as client:
+            for piece in pieces:
+                client.sendall(piece)
+            while count_answers(received) < answers and (chunk := client.recv(65536)):
+                received += chunk
+        return received
 
 
 @contextmanager

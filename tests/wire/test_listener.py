@@ -15,8 +15,7 @@ from batchtune.server.rest.parser import RestLimits
 from batchtune.wire.grpc.server_connection import serve
 from batchtune.wire.http2 import PREFACE
 from batchtune.wire.listener import SWEEP_S, Listener, SharedLimits
-from tests.server.rest.test_connection import REQUEST
-from tests.server.server_fakes import FakeServable, count_answers, running_rest
+from tests.server.server_fakes import REQUEST, FakeServable, count_answers, running_rest
 from tests.waiting import wait_until
 from tests.wire.wire_peers import (
     grpc_message,

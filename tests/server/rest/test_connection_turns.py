@@ -6,8 +6,6 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Awaitable, Callable
-from functools import wraps
 
 from batchtune.server.metrics import Metrics
 from batchtune.server.rest.connection import RestConnection
@@ -16,19 +14,11 @@ from batchtune.server.rest.rest_api import RestApi
 from batchtune.server.server_flags import ServerFlags
 from batchtune.wire.listener import LARGE_READ_BYTES, Listener, SharedLimits
 from tests.server.server_fakes import FakeModels
-from tests.wire.wire_peers import MemoryTransport
+from tests.wire.wire_peers import MemoryTransport, turns
 
 REQUESTS = 60
 A_SLICE = 6
 """Looks at a clock that ticks 0.1 ms with each, at most: after each answer, and each piece that is parsed."""
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())
-
-    return run
 
 
 class RestUnderTest:
@@ -59,12 +49,6 @@ def requests(first: int = 0) -> bytes:
     )
 
 
-async def turns_of_the_loop(count: int = 4 * REQUESTS) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-@in_loop
 async def test_others_have_their_turn_between_two_slices_and_the_order_is_kept() -> None:
     rest = RestUnderTest()
     counts: list[int] = []
@@ -81,7 +65,6 @@ async def test_others_have_their_turn_between_two_slices_and_the_order_is_kept()
     assert rest.connection.arriving_bytes == 0
 
 
-@in_loop
 async def test_a_body_in_chunks_of_a_byte_is_read_in_turns() -> None:
     rest = RestUnderTest()
     body = json.dumps({"instances": [1.0] * 5_000}).encode()
@@ -94,14 +77,13 @@ async def test_a_body_in_chunks_of_a_byte_is_read_in_turns() -> None:
     assert rest.connection.waits_for_us
     rest.connection.data_received(sent[first:])
     assert rest.connection.waiting_bytes > len(sent) - first
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert rest.transport.written.count(b"2.5") == 5_000
     assert not rest.connection.waits_for_us
     ((_, inputs, _, _),) = rest.models.servable.asked
     assert inputs["x"].shape == (5_000,)
 
 
-@in_loop
 async def test_what_arrives_meanwhile_comes_after_what_waits() -> None:
     rest = RestUnderTest()
     frames = requests()
@@ -109,54 +91,50 @@ async def test_what_arrives_meanwhile_comes_after_what_waits() -> None:
         rest.connection.data_received(frames[at : at + 50])
     rest.connection.data_received(requests(REQUESTS))
     assert len(rest.answered) < 2 * REQUESTS
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert rest.answered == list(range(2 * REQUESTS))
 
 
-@in_loop
 async def test_nothing_is_answered_or_kept_of_a_client_that_is_gone() -> None:
     rest = RestUnderTest()
     rest.connection.data_received(requests())
     answered = len(rest.answered)
     rest.connection.connection_lost(None)
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert len(rest.answered) == answered
     assert (rest.connection.arriving_bytes, rest.shared.arriving.held_bytes) == (0, 0)
     assert not rest.shared.connections
 
 
-@in_loop
 async def test_draining_answers_what_has_arrived_and_closes() -> None:
     rest = RestUnderTest()
     rest.connection.data_received(requests())
     rest.connection.drain()
     assert not rest.transport.closed
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert rest.answered == list(range(REQUESTS))
     assert rest.transport.closed
 
 
-@in_loop
 async def test_reading_goes_on_only_when_the_socket_takes_answers_and_nothing_waits() -> None:
     rest = RestUnderTest()
     rest.connection.data_received(requests())
     rest.connection.pause_writing()
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert len(rest.answered) < REQUESTS
     assert rest.transport.reads_paused
     rest.connection.resume_writing()
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert rest.answered == list(range(REQUESTS))
     assert not rest.transport.reads_paused
 
 
-@in_loop
 async def test_a_large_read_waits_for_a_turn() -> None:
     rest = RestUnderTest()
     head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
     rest.connection.data_received(head.ljust(LARGE_READ_BYTES))
     assert rest.transport.reads_paused
     assert rest.connection.waiting_bytes == LARGE_READ_BYTES
-    await turns_of_the_loop()
+    await turns(4 * REQUESTS)
     assert not rest.transport.reads_paused
     assert rest.connection.waiting_bytes == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,33 +47,31 @@ def variants(text: str = TEXT) -> list[Variant]:
     return chosen_variants(read_variants(ScenarioText(text=text, source="two.yaml")))
 
 
-class PlayedBench:
-    """One load of both models; of `none` the slow one's latencies are so many times as long."""
+def played(pair: list[Variant], *, slower: float = 1.3, noisy: int = 0) -> list[Trial]:
+    """Blocks of loads of both models; of `none` the slow one's latencies are so many times as long. The host disturbs
+    the attempt `noisy` of either variant."""
 
-    def __init__(self, variant: Variant, *, slower: float, noisy: frozenset[int] = frozenset()) -> None:
-        self.variant, self.slower, self.noisy, self.attempts = variant, slower, noisy, 0
+    def bench_of(variant: Variant) -> Any:
+        attempts = itertools.count(1)
 
-    def run(self, plan: Plan) -> FinishedTrial:
-        self.attempts += 1
-        parts = {}
-        for at, arm in enumerate(self.variant.arms()):
-            factor = 1.0 + 0.002 * (plan.request.block or 0)
-            factor *= self.slower if (self.variant.name, arm.model) == ("none", "slow") else 1.0
-            late_s = {
-                name: exactly(factor * second)
-                for name, second in (("p50", 0.004), ("p95", 0.006), ("p99", 0.007))
-            }
-            notes = (caveat("host_steal", steal_ratio=0.5),) if self.attempts in self.noisy else ()
-            measured = measurement(None, latency_s=late_s, offered_rps=100.0, concurrency=None, caveats=notes)
-            parts[arm.model] = trial(
-                arm.name, plan.request.block or 0, measured, number=plan.number + at, model=arm.model
-            )
-        whole = trial(self.variant.name, plan.request.block or 0, number=plan.number, parts=parts)
-        return FinishedTrial(trial=replace(whole, measurement=None), samples=None)
+        def run(plan: Plan) -> FinishedTrial:
+            parts, block = {}, plan.request.block or 0
+            notes = (caveat("host_steal", steal_ratio=0.5),) if next(attempts) == noisy else ()
+            for at, arm in enumerate(variant.arms()):
+                is_slow = (variant.name, arm.model) == ("none", "slow")
+                factor = (1.0 + 0.002 * block) * (slower if is_slow else 1.0)
+                late_s = {
+                    name: exactly(factor * value.value) for name, value in measurement().latency_s.items()
+                }
+                load: dict[str, Any] = {"offered_rps": 100.0, "concurrency": None, "caveats": notes}
+                measured = measurement(None, latency_s=late_s, **load)
+                parts[arm.model] = trial(arm.name, block, measured, number=plan.number + at, model=arm.model)
+            whole = trial(variant.name, block, number=plan.number, parts=parts)
+            return FinishedTrial(trial=replace(whole, measurement=None), samples=None)
 
+        return SimpleNamespace(run=run)
 
-def played(pair: list[Variant], *, slower: float = 1.3, noisy: frozenset[int] = frozenset()) -> list[Trial]:
-    benches = {variant.name: PlayedBench(variant, slower=slower, noisy=noisy) for variant in pair}
+    benches = {variant.name: bench_of(variant) for variant in pair}
     done = compare(pair, blocks=BLOCKS, bench_of=lambda variant: benches[variant.name])
     return parts_of(finished.trial for finished in done)
 
@@ -79,14 +79,9 @@ def played(pair: list[Variant], *, slower: float = 1.3, noisy: frozenset[int] = 
 def account_of(pair: list[Variant], trials: list[Trial], **margins: float) -> Conclusion:
     gates = gates_of(margins, objective="latency", models=["quick", "slow"])
     fixed = judge_fixed(gates, paired_figures(trials, *pair))
-    return replace(
-        judged(fixed, trials, pair),
-        scenario="two",
-        baseline="eight",
-        candidate="none",
-        attribution=attributed(fixed, trials, baseline="eight", candidate="none"),
-        seconds=1.0,
-    )
+    sides = {"baseline": "eight", "candidate": "none"}
+    cause = attributed(fixed, trials, **sides)
+    return replace(judged(fixed, trials, pair), scenario="two", attribution=cause, seconds=1.0, **sides)
 
 
 def test_each_model_is_an_arm_with_its_own_parameters_limits_and_the_figure_of_its_load():
@@ -102,7 +97,7 @@ def test_each_model_is_an_arm_with_its_own_parameters_limits_and_the_figure_of_i
 
 
 def test_one_load_gives_a_trial_a_model_under_one_seed_and_a_disturbed_one_is_repeated_whole():
-    trials = played(variants(), noisy=frozenset({2}))
+    trials = played(variants(), noisy=2)
     assert [trial.number for trial in trials] == list(range(1, 2 * (2 * BLOCKS + 2) + 1))
     comparison = summarise(trials, variants())
     assert comparison.repeats == 4  # two trials of either variant
@@ -115,15 +110,13 @@ def test_a_model_is_compared_with_itself_and_the_other_does_not_move(capsys: pyt
     assert set(pairs) == {("eight/quick", "none/quick"), ("eight/slow", "none/slow")}
     moved = pairs["eight/slow", "none/slow"]
     assert (moved.model, moved.metric, moved.outcome) == ("slow", "p95", "different")
-    assert moved.ratio is not None
     assert moved.ratio.value == pytest.approx(1.3)
     assert pairs["eight/quick", "none/quick"].outcome == "not distinguishable"
     assert {answer.pair.variant for answer in comparison.answers} == {"eight/quick", "eight/slow"}
     print_comparison(comparison, path=Path("RUN"))
     out = capsys.readouterr().out
-    assert out.index("Against eight/quick, over 10 blocks:") < out.index(
-        "Against eight/slow, over 10 blocks:"
-    )
+    quick, slow = (out.index(f"Against eight/{model}, over 10 blocks:") for model in ("quick", "slow"))
+    assert quick < slow
     assert "slow, gRPC, requests of 1 row: it pays" in " ".join(out.split())
 
 
@@ -131,12 +124,8 @@ def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.Capture
     pair = variants()
     account = account_of(pair, played(pair), p95=0.05, throughput=0.02)
     states = {finding.gate.name: finding.state for finding in account.findings}
-    assert states == {
-        "quick:p95": "ok",
-        "quick:throughput": "ok",
-        "slow:p95": "regressed",
-        "slow:throughput": "ok",
-    }
+    ok = dict.fromkeys(("quick:p95", "quick:throughput", "slow:throughput"), "ok")
+    assert states == {**ok, "slow:p95": "regressed"}
     assert (account.verdict, account.attribution) == ("REGRESSED", None)
     print_check(account)
     out = capsys.readouterr().out
@@ -149,15 +138,10 @@ def test_gates_are_of_each_model_and_share_the_error_rate(capsys: pytest.Capture
 
 def test_a_model_that_misses_its_slo_is_named():
     pair = variants()
+    failing = measurement(None, verdict="FAIL", verdict_reason=as_text("p95 12 ms"))
     late = [
-        played_trial
-        if played_trial.reason != "none/quick" or played_trial.measurement is None
-        else trial(
-            "none/quick",
-            played_trial.block or 0,
-            measurement(None, verdict="FAIL", verdict_reason=as_text("p95 12 ms")),
-        )
-        for played_trial in played(pair, slower=1.0)
+        trial("none/quick", one.block or 0, failing) if one.reason == "none/quick" else one
+        for one in played(pair, slower=1.0)
     ]
     account = account_of(pair, late, errors=0.01)
     assert account.verdict == "SLO MISSED"
@@ -183,9 +167,6 @@ def test_what_is_the_servers_is_no_gate_of_a_model(figure: str):
 
 
 def test_variants_of_other_models_are_not_compared():
-    other: dict[str, Any] = {
-        "none: {fixed: {enable_batching: false}}": "none: {target: {models: [{name: a, model: b, rate: 1/s, slo: {p95: 1s}}]}}"
-    }
-    ((was, now),) = other.items()
+    other = "none: {target: {models: [{name: a, model: b, rate: 1/s, slo: {p95: 1s}}]}}"
     with pytest.raises(UsageError, match=r"target\.models differ \(eight: quick, slow; none: a\)"):
-        variants(TEXT.replace(was, now))
+        variants(TEXT.replace("none: {fixed: {enable_batching: false}}", other))

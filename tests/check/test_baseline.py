@@ -65,17 +65,7 @@ def test_it_is_read_as_it_was_written_from_the_file_or_its_folder(kept):
     assert kept.stat().st_size < 50_000
 
 
-def updated(
-    path: Path,
-    *,
-    scenario=SCENARIO,
-    gates=None,
-    relaunches=False,
-    commit=None,
-    note="",
-    force=False,
-    **figures,
-) -> int:
+def updated(path: Path, *, scenario=SCENARIO, gates=None, relaunches=False, asked=None, **figures) -> int:
     """What `check --update-baseline` ends with where each of six runs has these figures."""
     (path.parent / "run").mkdir(exist_ok=True)
     course: Any = SimpleNamespace(
@@ -85,7 +75,7 @@ def updated(
         relaunches=relaunches,
         run=SimpleNamespace(path=path.parent / "run"),
     )
-    request = CheckRequest(scenario=path, commit=commit, note=note, force=force)
+    request = CheckRequest(scenario=path, **(asked or {}))
     gates = gates_of(gates or {}, objective=scenario.objective)
     return update_baseline(course, path, request, gates=gates, provenance=HOST, blocks=6)
 
@@ -95,7 +85,7 @@ def test_a_slow_drift_is_refused_and_force_accepts_it(tmp_path, capsys):
     path = tmp_path / "baseline.json"
 
     def update(rps: float, **asked) -> int:
-        return updated(path, throughput_rps=exactly(rps), **asked)
+        return updated(path, throughput_rps=exactly(rps), asked=asked)
 
     assert [update(1000.0), update(985.0), update(970.5)] == [0, 0, 0]
     kept = path.read_bytes()
@@ -172,7 +162,8 @@ def refusal_of(kept, scenario, host=HOST, *, relaunches=False, **asked) -> tuple
 
 def test_a_baseline_of_a_git_ref_keeps_its_commit_and_says_which_it_is(tmp_path, capsys):
     path = tmp_path / "kept.json"
-    assert updated(path, relaunches=True, commit="f00", note="candidate: net at v1 (f00)") == 0
+    asked = {"commit": "f00", "note": "candidate: net at v1 (f00)"}
+    assert updated(path, relaunches=True, asked=asked) == 0
     kept = read_baseline(path)
     assert (kept.commit, kept.workload["server_launches"]) == ("f00", "every run")
     assert "candidate: net at v1 (f00)" in capsys.readouterr().out

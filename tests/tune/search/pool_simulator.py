@@ -128,56 +128,39 @@ def simulated_load(
     rates_rps = {
         name: (scenarios[name].load.rate_rps or 1.0) * request.scale for name in request.models or scenarios
     }
-    if request.concurrency == 1:
-        played = {
-            name: (np.full(int(duration_s / device.batch_s(name, 1)) + 1, device.batch_s(name, 1)), 0.0)
-            for name in rates_rps
-        }
+    lone, seed = request.concurrency == 1, scenario.load.seed
+    if lone:
+        lone_s = {name: device.batch_s(name, 1) for name in rates_rps}
+        played = {name: (np.full(int(duration_s / one_s) + 1, one_s), 0.0) for name, one_s in lone_s.items()}
     else:
-        played = simulate(
-            device,
-            request.configuration,
-            rates_rps,
-            duration_s=duration_s,
-            seed=scenario.load.seed + 7919 * (number if request.block is None else request.block),
-        )
-    seed = scenario.load.seed
-    empty: dict[str, Any] = {"measurement": None, "objective": None, "concurrency": None, "constraints": {}}
-    whole = replace(planted(number), request=request, seconds=duration_s, seed=seed, **empty)
+        of_load = seed + 7919 * (number if request.block is None else request.block)
+        played = simulate(device, request.configuration, rates_rps, duration_s=duration_s, seed=of_load)
+    of_both: dict[str, Any] = {"seconds": duration_s, "seed": seed, "objective": None, "concurrency": None}
     parts = {}
     for at, (name, (values, error_ratio)) in enumerate(played.items()):
-        slo = scenarios[name].slo
-        answered_rps = float(np.isfinite(values).sum()) / duration_s
+        slo, rate_rps = scenarios[name].slo, None if lone else rates_rps[name]
         quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-        latency_s = {one: exactly(_quantile(values, quantile)) for one, quantile in quantiles.items()}
-        p95_s = {"p95": latency_s["p95"].value}
-        broken = violations(p95_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
-        rate_rps = None if request.concurrency else rates_rps[name]
+        latency_s = {one: _quantile(values, quantile) for one, quantile in quantiles.items()}
+        broken = violations(latency_s, error_ratio, limits=slo.limits(), error_limit=slo.error_ratio)
         part = planted(
             number + at,
-            throughput=answered_rps,
+            throughput=float(np.isfinite(values).sum()) / duration_s,
             within=0.0,
             error_ratio=error_ratio,
             requests=len(values),
             window_s=duration_s,
             offered_rps=rate_rps,
-            concurrency=1 if rate_rps is None else None,
-            latency_s=latency_s,
+            concurrency=1 if lone else None,
+            latency_s={one: exactly(value_s) for one, value_s in latency_s.items()},
         )
-        own = request.configuration.of_model(name)
-        parts[name] = replace(
-            part,
-            seconds=duration_s,
-            seed=seed,
-            request=replace(request, configuration=own, rate_rps=rate_rps, reason=name),
-            model=name,
-            rate_rps=rate_rps,
-            concurrency=None,
-            objective=None,
-            constraints=broken,
-            feasible=is_feasible(broken),
+        own = replace(
+            request, configuration=request.configuration.of_model(name), rate_rps=rate_rps, reason=name
         )
-    return replace(whole, parts=parts, feasible=all(part.feasible for part in parts.values()))
+        verdict: dict[str, Any] = {"constraints": broken, "feasible": is_feasible(broken)}
+        parts[name] = replace(part, request=own, model=name, rate_rps=rate_rps, **verdict, **of_both)
+    feasible = all(part.feasible for part in parts.values())
+    whole = replace(planted(number), measurement=None, constraints={}, request=request, **of_both)
+    return replace(whole, parts=parts, feasible=feasible)
 
 
 def _quantile(values: np.ndarray, quantile: float) -> float:

@@ -144,11 +144,6 @@ def test_no_figure_is_stated_that_no_run_says(run: Swept) -> None:
     assert run.answer.interval != "range" or {p95_s.low, p95_s.high} <= seen
 
 
-def test_every_rate_that_was_asked_is_positive_and_finite(run: Swept) -> None:
-    rates = [trial.request.rate_rps for trial in run.trials if trial.request.rate_rps]
-    assert all(math.isfinite(rate) and rate > 0.0 for rate in rates)
-
-
 def test_a_rate_that_a_fresh_run_missed_is_left_for_a_lower_one(run: Swept) -> None:
     fresh = [trial for trial in run.trials if trial.source == "confirm"]
     for number, (trial, later) in enumerate(pairwise(fresh), 1):

@@ -91,19 +91,6 @@ def test_a_budget_of_trials_counts_configurations_beside_scouts_and_fresh_runs(o
     assert sum(one.source == "confirm" for one in trials) >= 3
 
 
-def test_batching_is_found_to_help_on_a_device_that_shares_its_fixed_cost():
-    answer = recommend(run(asked(), law=Law(noise=0.02)), scenario=asked())
-    assert answer.batching_helps == "yes"
-    assert answer.batching_gain.value > 1.5
-
-
-def test_batching_is_found_not_to_help_where_time_is_proportional_to_rows():
-    law = Law(fixed_s=0.0, per_row_s=0.001, noise=0.01)
-    answer = recommend(run(asked(), law=law), scenario=asked())
-    assert answer.batching_helps != "yes"
-    assert answer.configuration.batching is None or answer.level_with is not None
-
-
 def test_capacity_is_the_rate_that_the_law_says():
     """One thread, τ(b) = 0.9 ms + 0.4 ms·b: without batching at most 769/s; with batches of 16 at most 2192/s."""
     space = {"max_batch_size": [1, 4, 16], "num_batch_threads": [1]}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +12,6 @@ from typing import Any, Self
 import pytest
 
 from batchtune.archive.run import Run
-from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.cli.arguments.load_request import LoadRequest
 from batchtune.cli.commands import run_load as load_command
 from batchtune.cli.commands.run_load import repeated_points, run_load
@@ -21,19 +20,26 @@ from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import Samples
 from batchtune.measure.caveats import HostGuard
 from batchtune.report.live_view import sweep_view
-from batchtune.tune.bench import Bench, Plan
 from batchtune.tune.evidence.best_point import spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
-from batchtune.tune.trials.trial import TrialRequest
 from tests.cli.in_process import answered
-from tests.cli.test_cli import EMULATED, batchtune
+from tests.cli.test_cli import EMULATED, batchtune, write_version
 from tests.server.server_process import ServerProcess
 from tests.target.kserve_server import KserveServer
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from tests.tune.tune_fakes import (
+    FakeClock,
+    FakeFleet,
+    FakeTarget,
+    Law,
+    batches_of,
+    bench_of,
+    planned,
+    scenario_of,
+)
 
 SCENARIO = """\
 name: emulated
-target: {kind: tfserving, model: MODEL}
+target: {kind: tfserving, model: ./emulated}
 request: {protocol: grpc, rows: 1}
 load: {arrivals: closed, concurrency: 16, warm_up: 50ms, duration: 150ms, seed: 1}
 slo: {}
@@ -55,11 +61,9 @@ FAR_TOO_MANY = 500
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
-    version = tmp_path / "emulated" / "1"
-    version.mkdir(parents=True)
-    (version / "emulated.yaml").write_text(EMULATED.replace("per_row_ms: 0.05", "per_row_ms: 0.0"))
+    write_version(tmp_path / "emulated", EMULATED.replace("per_row_ms: 0.05", "per_row_ms: 0.0"))
     path = tmp_path / "scenario.yaml"
-    path.write_text(SCENARIO.replace("MODEL", str(tmp_path / "emulated")))
+    path.write_text(SCENARIO)
     return path
 
 
@@ -85,25 +89,9 @@ def test_a_range_ends_with_6_only_when_no_point_of_it_counts(scenario: Path) -> 
     assert all({"kind", "text", "advice", "evidence"} == set(point["bottleneck"]) for point in points)
 
 
-def test_help_says_with_which_code_a_load_ends() -> None:
-    done = answered("load", "--help", cwd=Path.cwd())
-    text = " ".join(done.stdout.split())
-    assert "Exit code: 0 the SLO and every --gate are met, or there is none; 3 one is missed; 5 no" in text
-    assert "6 no point is valid" in text
-
-
 def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
-    done = answered(
-        "load",
-        scenario,
-        "--concurrency",
-        "1,2",
-        "--set",
-        "max_batch_size=8",
-        "--json",
-        "-q",
-        cwd=scenario.parent,
-    )
+    options = ("--concurrency", "1:2:x2", "--set", "max_batch_size=8", "--json", "-q")
+    done = answered("load", scenario, *options, cwd=scenario.parent)
     assert done.returncode in (0, 6), done.stderr
     document = json.loads(done.stdout)
     run = Run(scenario.parent / document["run"])
@@ -115,94 +103,55 @@ def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
     assert run.provenance()
     assert "How many clients are best?" in (run.path / "report.html").read_text()
     assert "report" not in done.stderr
-    latest = answered("recommend", cwd=scenario.parent)
-    assert (latest.returncode, "no sweep under results, only other runs" in latest.stderr) == (2, True)
-    resumed = answered("sweep", scenario, "--resume", run.path, cwd=scenario.parent)
-    assert (resumed.returncode, "is not a sweep" in resumed.stderr) == (2, True)
-    named = answered("recommend", run.path, cwd=scenario.parent)
-    assert (named.returncode, "is a load test" in named.stderr) == (2, True)
+    for words, refusal in (
+        (("recommend",), "no sweep under results, only other runs"),
+        (("recommend", run.path), "is a load test"),
+        (("sweep", scenario, "--resume", run.path), "is not a sweep"),
+    ):
+        refused = answered(*words, cwd=scenario.parent)
+        assert (refused.returncode, refusal in refused.stderr) == (2, True)
 
 
-@pytest.mark.slow
-def test_nothing_is_kept_with_no_save(scenario: Path) -> None:
-    done = batchtune("load", scenario, "--concurrency", "1", "--no-save", "--json", "-q", cwd=scenario.parent)
-    assert json.loads(done.stdout)["run"] is None
+def test_a_missed_slo_ends_with_3_and_nothing_is_kept_with_no_save(scenario: Path) -> None:
+    """No answer is quicker than its device; noise of the host can only leave that open."""
+    options = ("--slo-p50", "1us", "--no-save", "--csv")
+    done = answered("load", scenario, *options, cwd=scenario.parent)
+    assert done.returncode in (3, 6), done.stderr
+    assert ("the SLO is missed: " in done.stderr) == (done.returncode == 3)
+    (row,) = csv.DictReader(done.stdout.splitlines())
+    assert float(row["p95_ms"]) > 2.0
     assert not (scenario.parent / "results").exists()
 
 
-def test_a_missed_slo_ends_with_3(scenario: Path) -> None:
-    """No answer is quicker than its device; noise of the host can only leave that open."""
-    done = answered("load", scenario, "--slo-p50", "1us", "--no-save", cwd=scenario.parent)
-    assert done.returncode in (3, 6), done.stderr
-    assert ("the SLO is missed: " in done.stderr) == (done.returncode == 3)
-
-
-@pytest.fixture
-def server(scenario: Path) -> Iterator[ServerProcess]:
-    """A bundled server that nobody told us the parameters of."""
-    parameters = scenario.parent / "parameters.txt"
-    parameters.write_text("max_batch_size { value: 4 }\nnum_batch_threads { value: 1 }\n")
-    flags = ["--enable_batching", f"--batching_parameters_file={parameters}"]
-    with ServerProcess(scenario.parent / "emulated", *flags) as started:
-        yield started
-
-
-def test_the_parameters_of_a_server_that_runs_already_are_unknown(
-    scenario: Path, server: ServerProcess
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_running_server_is_loaded_and_left_running_and_its_parameters_are_known_where_it_tells_them(
+    scenario: Path, tells: bool
 ) -> None:
-    url = f"127.0.0.1:{server.rest_port}"
-    done = answered(
-        "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
-    )
-    assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr
-    (point,) = json.loads(done.stdout)["points"]
-    assert point["failure"] is None
-    assert point["configuration"]["batching"] == "unknown"
-    assert "1000" not in json.dumps(point["bottleneck"])
-    assert point["bottleneck"]["kind"] not in ("concurrency", "batch_timeout", "batch_threads")
-
-
-def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> None:
     parameters = scenario.parent / "parameters.txt"
     parameters.write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 0 }\n")
-    flags = ["--enable_tuning_api", "--enable_batching", f"--batching_parameters_file={parameters}"]
-    with ServerProcess(scenario.parent / "emulated", *flags) as started:
-        url = f"127.0.0.1:{started.rest_port}"
-        done = answered(
-            "load", scenario, "--rest-url", url, "--json", "--set", "target.model=m", cwd=scenario.parent
-        )
+    flags = ("--enable_batching", f"--batching_parameters_file={parameters}", f"--enable_tuning_api={tells}")
+    with ServerProcess(scenario.parent / "emulated", *flags) as server:
+        options = (f"--rest-url=127.0.0.1:{server.rest_port}", "--rate=50", "--set=target.model=m", "--json")
+        done = answered("load", scenario, *options, cwd=scenario.parent)
+        assert server.predict({"instances": [[0.0] * 8]}) == {"predictions": [[0.0, 1.0]]}
+    assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr
     (point,) = json.loads(done.stdout)["points"]
-    assert point["configuration"]["batching"] == {"max_batch_size": 4, "batch_timeout_micros": 0}
-
-
-def test_json_and_csv_exclude_each_other(scenario: Path) -> None:
-    done = answered("load", scenario, "--json", "--csv", cwd=scenario.parent)
-    assert (done.returncode, "--json and --csv" in done.stderr) == (2, True)
+    assert (point["failure"], point["rate_rps"]) == (None, 50.0)
+    known = {"max_batch_size": 4, "batch_timeout_micros": 0}
+    assert point["configuration"]["batching"] == (known if tells else "unknown")
+    if not tells:
+        assert "1000" not in json.dumps(point["bottleneck"])
+        assert point["bottleneck"]["kind"] not in ("concurrency", "batch_timeout", "batch_threads")
 
 
 def test_an_open_loop_without_an_slo_is_repeated_on_a_noisy_host() -> None:
     """The session's canaries took no time, so that any run of them now is far too slow."""
-    clock = FakeClock()
-    target = FakeTarget(clock, Law(fixed_s=0.01))
-    fleet = FakeFleet(target)
     load = {"arrivals": "poisson", "rate": 50, "warm_up": "100ms", "duration": "2s"}
     scenario = scenario_of(load=load, objective="latency", slo={})
-    noisy = HostGuard(canaries_s=[1e-9] * 20)
-    bench = Bench(
-        scenario,
-        target,
-        fleet,
-        on_live=lambda _plan, _live: None,
-        now_s=clock,
-        sleep=clock.sleep,
-        guard=noisy,
-    )
-    batching = BatchingParameters(max_batch_size=8, num_batch_threads=1)
-    plan = Plan(
-        number=1,
-        seed=1,
-        request=TrialRequest(source="load", reason="load", configuration=Configuration(batching=batching)),
-    )
+    target = FakeTarget(FakeClock(), Law(fixed_s=0.01))
+    fleet = FakeFleet(target)
+    bench = bench_of(scenario, target, fleet, guard=HostGuard(canaries_s=[1e-9] * 20))
+    plan = planned(batches_of(8), source="load")
     with sweep_view(quiet=True) as view:
         (finished,) = repeated_points(bench, [plan], scenario=scenario, view=view)
     assert spoilt_by(finished.trial) == "host"
@@ -233,7 +182,7 @@ class BreakingFleet(FakeFleet):
 
 
 @pytest.fixture
-def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+def faked(monkeypatch: pytest.MonkeyPatch) -> BreakingFleet:
     """`load` on a fake server and fleet, on a host that nobody watches; a batch takes 10 ms."""
     target = LaunchedFake(FakeClock(), Law(fixed_s=0.01, per_row_s=0.0, noise=0.0))
     fleet = BreakingFleet(target)
@@ -241,10 +190,11 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batchtune.cli.session.fleet_of", lambda _load, **_events: fleet)
     monkeypatch.setattr(load_command, "HostGuard", lambda: None)
     monkeypatch.setattr("batchtune.cli.session.client_max_rps", lambda *_requests, **_cpus: 1e5)
+    return fleet
 
 
 def test_points_before_a_load_generator_failed_are_printed(
-    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+    scenario: Path, faked: BreakingFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = replace(ASKED, scenario=scenario, concurrency="4,8", overrides=["max_batch_size=8"])
     assert run_load(asked) == MeasurementInvalidError.exit_code
@@ -254,22 +204,14 @@ def test_points_before_a_load_generator_failed_are_printed(
     assert "does not report back" in said.err
 
 
-def test_what_is_not_sure_asks_for_more_of_the_requests_that_were_asked_for(
-    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
+def test_what_is_not_sure_asks_for_more_of_the_requests_and_a_missed_gate_counts_beside_it(
+    scenario: Path, faked: BreakingFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = replace(
-        ASKED, scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"]
-    )
+    overrides = ["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"]
+    asked = replace(ASKED, scenario=scenario, overrides=overrides)
     assert run_load(asked) == 5
     assert "20 requests were measured: --set load.requests=N" in capsys.readouterr().err
-
-
-def test_a_missed_gate_is_told_and_counts_beside_an_slo_that_is_not_sure(
-    scenario: Path, faked: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = replace(
-        ASKED, scenario=scenario, overrides=["load.requests=20", "slo.p95=25ms", "load.warm_up=0s"]
-    )
+    faked.jobs.clear()
     assert run_load(asked, gates=["throughput=1000000/s"]) == 3
     said = capsys.readouterr()
     assert "no verdict on the SLO" in said.err
@@ -286,55 +228,35 @@ def kserve_scenario(tmp_path: Path) -> Path:
     return path
 
 
+BY_GRPC, BY_REST = "--grpc-url=127.0.0.1:{0.grpc_port}", "--rest-url=http://127.0.0.1:{0.rest_port}"
+
+
 @pytest.mark.parametrize(
     ("protocol", "option"),
     [
-        ("kserve_grpc", "--grpc-url=127.0.0.1:{0.grpc_port}"),
-        pytest.param("kserve_rest", "--rest-url=http://127.0.0.1:{0.rest_port}", marks=pytest.mark.slow),
-        ("kserve_rest_binary", "--rest-url=http://127.0.0.1:{0.rest_port}"),
+        ("kserve_grpc", BY_GRPC),
+        pytest.param("kserve_rest", BY_REST, marks=pytest.mark.slow),
+        ("kserve_rest_binary", BY_REST),
     ],
 )
 def test_a_running_kserve_server_is_loaded(kserve_scenario: Path, protocol: str, option: str) -> None:
     with KserveServer() as server:
-        arguments = [
-            "load",
-            kserve_scenario,
-            option.format(server),
-            "--json",
-            "--set",
-            f"request.protocol={protocol}",
-        ]
-        done = answered(*arguments, cwd=kserve_scenario.parent)
+        options = (option.format(server), "--json", f"--set=request.protocol={protocol}")
+        done = answered("load", kserve_scenario, *options, cwd=kserve_scenario.parent)
+        unknown = (option.format(server), "--set=target.model=nope")
+        refused = answered("load", kserve_scenario, *unknown, cwd=kserve_scenario.parent)
     assert done.returncode in (0, 6), done.stderr  # 6: this host was too noisy
     (point,) = json.loads(done.stdout)["points"]
-    assert point["failure"] is None
-    assert point["measurement"]["errors"] == {}
+    assert (point["failure"], point["measurement"]["errors"]) == (None, {})
     assert point["measurement"]["requests"] > 0
-
-
-def test_a_launched_server_speaks_no_kserve(kserve_scenario: Path) -> None:
-    done = answered("load", kserve_scenario, cwd=kserve_scenario.parent)
-    assert done.returncode == 2
-    assert "request.protocol" in done.stderr
-    assert "--rest-url" in done.stderr
-
-
-def test_a_model_that_is_not_there_is_a_target_failure(kserve_scenario: Path) -> None:
-    with KserveServer() as server:
-        option = f"--grpc-url=127.0.0.1:{server.grpc_port}"
-        done = answered(
-            "load", kserve_scenario, option, "--set", "target.model=nope", cwd=kserve_scenario.parent
-        )
-    assert done.returncode == 7
-    assert "unknown model: 'nope'" in done.stdout + done.stderr
+    assert refused.returncode == 7
+    assert "nope" in refused.stdout + refused.stderr
 
 
 @pytest.mark.slow
 def test_several_models_are_loaded_at_once_and_each_alone(tmp_path: Path) -> None:
     for name in ("quick", "slow"):
-        version = tmp_path / name / "1"
-        version.mkdir(parents=True)
-        (version / "emulated.yaml").write_text(EMULATED)
+        write_version(tmp_path / name)
     scenario = tmp_path / "two.yaml"
     scenario.write_text(
         f"""\
@@ -362,12 +284,10 @@ fixed: {{max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}}
             assert per_request == pytest.approx(rows)
     assert document["models"]["quick"]["together"]["measurement"]["verdict"] in (None, "INVALID", "NOISY")
     assert set(document["server"]["model_batches"]) == {"quick", "slow"}
-    ledger = [
-        json.loads(line) for line in (tmp_path / document["run"] / "trials.jsonl").read_text().splitlines()
-    ]
+    ledger = (tmp_path / document["run"] / "trials.jsonl").read_text().splitlines()
     parts = [
         (one["reason"], name, part["configuration"]["batching"]["max_batch_size"])
-        for one in ledger
+        for one in map(json.loads, ledger)
         for name, part in one["parts"].items()
     ]
     assert parts == [

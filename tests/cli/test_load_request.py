@@ -13,6 +13,7 @@ from batchtune.cli.arguments.load_request import (
     asked_configuration,
     asked_load,
     asked_plans,
+    parse_range,
 )
 from batchtune.cli.commands.model_scenario import subject_of_comparison, subject_of_sweep
 from batchtune.errors import BatchingParametersError, ScenarioError, UsageError
@@ -39,6 +40,10 @@ load: {rate: 300, LOAD}
 slo: {p95: 30ms}
 objective: latency
 """
+CONFIG_PBTXT = """\
+max_batch_size: 48
+dynamic_batching { max_queue_delay_microseconds: 700 preferred_batch_size: 8 }
+"""
 PATTERNS = [
     ("gamma", "arrivals: gamma, gamma: {cv: 3}"),
     ("on_off", "arrivals: on_off, on_off: {on: 1s, off: 1s}"),
@@ -58,6 +63,38 @@ def asked(folder: Path, text: str, *overrides: str, **options: Any) -> tuple[Sce
 def configuration(folder: Path, *overrides: str, text: str = SWEEP, **options: Any) -> Configuration:
     scenario, wanted = asked(folder, text, *overrides, **options)
     return asked_configuration(scenario, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("8", [8]),
+        ("500/s", [500]),
+        ("1,2,8", [1, 2, 8]),
+        ("1:4", [1, 2, 3, 4]),
+        ("100:500:200", [100, 300, 500]),
+        ("100:450:200", [100, 300]),
+        ("1:64:x2", [1, 2, 4, 8, 16, 32, 64]),
+        ("1:100:x2", [1, 2, 4, 8, 16, 32, 64, 100]),
+        ("100/s:1k/s:*10", [100, 1000]),
+        ("4:4:x2", [4]),
+        ("1,4:8:4", [1, 4, 8]),
+    ],
+)
+def test_ranges_of_rates_and_concurrencies(text: str, values: list[float]) -> None:
+    assert parse_range(text) == tuple(values)
+
+
+HUGE = ("9" * 400, f"1:{'9' * 400}:x2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "1:", "4:1", "1:4:0", "1:4:x1", "0:4:x2", "1:2:3:4", "1:9:x", "0:1M:1", "1:64:x1.00001", *HUGE],
+)
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_range(text)
 
 
 @pytest.mark.parametrize("override", ["max_batch_size=8", "fixed.max_batch_size=8"])
@@ -88,16 +125,16 @@ objective: latency
     assert asked(tmp_path, text, "max_batch_size=8", own)[1].settings == {"max_batch_size": 8}
 
 
-def test_a_flag_of_the_space_and_sizes_as_simulate_takes_them(tmp_path: Path) -> None:
-    asked = configuration(
-        tmp_path,
-        "--tensorflow_session_parallelism=2",
-        "allowed_batch_sizes=1,6",
-        "max_batch_size=6",
-    )
+def test_a_flag_of_the_space_and_sizes_as_simulate_takes_them_and_no_batching_keeps_the_flag(
+    tmp_path: Path,
+) -> None:
+    flag = "--tensorflow_session_parallelism=2"
+    asked = configuration(tmp_path, flag, "allowed_batch_sizes=1,6", "max_batch_size=6")
     assert dict(asked.flags) == {"tensorflow_session_parallelism": "2"}
     assert asked.batching is not None
     assert asked.batching.allowed_batch_sizes == (1, 6)
+    off = configuration(tmp_path, flag, no_batching=True)
+    assert (off.batching, off.flags) == (None, asked.flags)
 
 
 def test_a_parameter_turns_batching_on_where_the_scenario_has_it_off(tmp_path: Path) -> None:
@@ -113,55 +150,54 @@ def test_settings_lie_over_the_parameters_of_a_file(tmp_path: Path) -> None:
     assert asked.batching == from_dict({"max_batch_size": 32, "batch_timeout_micros": 0})
 
 
-CONFIG_PBTXT = """\
-max_batch_size: 48
-dynamic_batching { max_queue_delay_microseconds: 700 preferred_batch_size: 8 }
-"""
-
-
-def test_a_file_of_another_server_is_translated_and_what_it_says_more_is_noted(tmp_path: Path) -> None:
-    file = tmp_path / "config.pbtxt"
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, str]:
+    """A file of Triton's parameters, and a scenario to sweep."""
+    file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
     file.write_text(CONFIG_PBTXT)
+    scenario.write_text(SWEEP)
+    return file, str(scenario)
+
+
+def test_a_file_of_another_server_is_translated_and_what_it_says_more_is_noted(
+    tmp_path: Path, files: tuple[Path, str]
+) -> None:
+    file, _ = files
     scenario, wanted = asked(tmp_path, SWEEP, batching_parameters_file=file)
-    assert asked_configuration(scenario, wanted).batching == from_dict(
-        {"max_batch_size": 48, "batch_timeout_micros": 700}
-    )
+    translated = from_dict({"max_batch_size": 48, "batch_timeout_micros": 700})
+    assert asked_configuration(scenario, wanted).batching == translated
     assert f"{file}: preferred_batch_size has no counterpart in TensorFlow Serving" in wanted.notes
     file.write_text("dynamic_batching { }\n")
     with pytest.raises(BatchingParametersError, match=f"^{file}: max_batch_size is absent"):
         asked(tmp_path, SWEEP, batching_parameters_file=file)
 
 
-def test_a_sweep_starts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
-    file.write_text(CONFIG_PBTXT)
-    scenario.write_text(SWEEP)
-    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file, quiet=True))
+def test_a_sweep_starts_from_a_file(
+    tmp_path: Path, files: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, scenario = files
+    subject = subject_of_sweep(scenario, LoadRequest(batching_parameters_file=file, quiet=True))
     swept = read_scenario(subject.scenario, overrides=subject.overrides)
     assert swept.search.space["max_batch_size"].values == (4, 16, 48)
     assert swept.search.space["batch_timeout_micros"].values == (0, 700, 1000)
     assert swept.fixed == {}
     file = tmp_path / "batching_parameters.txt"
     file.write_text("max_batch_size { value: 16 }\nnum_batch_threads { value: 3 }\n")
-    subject = subject_of_sweep(str(scenario), LoadRequest(batching_parameters_file=file, quiet=True))
+    subject = subject_of_sweep(scenario, LoadRequest(batching_parameters_file=file, quiet=True))
     swept = read_scenario(subject.scenario)
     assert swept.search.space["max_batch_size"].values == (4, 16)
     assert swept.fixed == {"num_batch_threads": 3}
     assert "note: " in capsys.readouterr().err
 
 
-def test_a_comparison_has_a_file_under_its_variants(tmp_path: Path) -> None:
-    file, scenario = tmp_path / "config.pbtxt", tmp_path / "s.yaml"
-    file.write_text(CONFIG_PBTXT)
+def test_a_comparison_has_a_file_under_its_variants(files: tuple[Path, str]) -> None:
+    file, scenario = files
+    variants = "variants: {theirs: {}, ours: {fixed: {max_batch_size: 2}}}\n"
     without_sizes = SWEEP.replace(", allowed_batch_sizes: [1, 2, 4, 8, 16]", "")
-    scenario.write_text(
-        f"{without_sizes}variants: {{theirs: {{}}, ours: {{fixed: {{max_batch_size: 2}}}}}}\n"
-    )
-    subject = subject_of_comparison(str(scenario), LoadRequest(batching_parameters_file=file, quiet=True))
-    sizes = {
-        name: variant.configuration().batching.max_batch_size
-        for name, variant in read_variants(subject.scenario).items()
-    }
+    Path(scenario).write_text(f"{without_sizes}{variants}")
+    subject = subject_of_comparison(scenario, LoadRequest(batching_parameters_file=file, quiet=True))
+    compared = read_variants(subject.scenario).items()
+    sizes = {name: variant.configuration().batching.max_batch_size for name, variant in compared}
     assert sizes == {"theirs": 48, "ours": 2}
 
 
@@ -172,24 +208,36 @@ def test_a_mistake_in_a_file_is_told_before_a_model_is_looked_at(tmp_path: Path)
         subject_of_sweep("no model", LoadRequest(batching_parameters_file=file, quiet=True))
 
 
-def test_no_batching_keeps_the_flags(tmp_path: Path) -> None:
-    asked = configuration(tmp_path, "--tensorflow_session_parallelism=2", no_batching=True)
-    assert (asked.batching, dict(asked.flags)) == (None, {"tensorflow_session_parallelism": "2"})
+LAUNCHED = "is for a server that is launched"
+AT_PORT: dict[str, Any] = {"grpc_url": "h:1"}
+UNBATCHED: dict[str, Any] = {"no_batching": True}
+BY_FILE: dict[str, Any] = {"batching_parameters_file": Path("x")}
 
 
 @pytest.mark.parametrize(
-    ("override", "words", "hint"),
+    ("override", "options", "words", "hint"),
     [
-        ("max_batch_size=", "--set: max_batch_size is empty", "max_batch_size=null"),
-        ("max_batch_size=8,16", "one load test has one configuration", "simulate"),
-        ("max_batch_sise=8", "no such parameter or key", "max_batch_size"),
-        ("lod.rate=8", "unknown key", "load"),
+        ("max_batch_size=", {}, "--set: max_batch_size is empty", "max_batch_size=null"),
+        ("max_batch_size=8,16", {}, "one load test has one configuration", "simulate"),
+        ("max_batch_sise=8", {}, "no such parameter or key", "max_batch_size"),
+        ("lod.rate=8", {}, "unknown key", "load"),
+        ("request.protocol=grpc", {"rest_url": "h:1"}, "cannot be sent to --rest-url", ""),
+        ("", {**AT_PORT, **UNBATCHED}, f"^--no-batching {LAUNCHED}", ""),
+        ("", {**AT_PORT, **BY_FILE}, f"^--batching-parameters-file {LAUNCHED}", ""),
+        ("max_batch_size=8", AT_PORT, f"^--set max_batch_size {LAUNCHED}", ""),
+        ("fixed.num_batch_threads=8", AT_PORT, f"^--set fixed.num_batch_threads {LAUNCHED}", ""),
+        ("target.flags.x=8", AT_PORT, f"^--set target.flags.x {LAUNCHED}", ""),
+        ("max_batch_size=8", UNBATCHED, "exclude each other", ""),
+        ("", {**UNBATCHED, **BY_FILE}, "exclude each other", ""),
+        ("", {"rate": "1", "concurrency": "1"}, "exclude each other", ""),
     ],
 )
-def test_a_wrong_setting_is_told(tmp_path: Path, override: str, words: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=words) as told:
-        asked(tmp_path, SWEEP, override)
-    assert hint in told.value.hint
+def test_what_cannot_be_asked_for_is_told(
+    tmp_path: Path, override: str, options: dict[str, Any], words: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        asked(tmp_path, SWEEP, *filter(None, [override]), **options)
+    assert hint in (raised.value.hint or "")
 
 
 def test_a_setting_that_would_serve_another_model_is_refused(tmp_path: Path) -> None:
@@ -280,43 +328,6 @@ def test_the_only_url_says_the_protocol(
     scenario, wanted = asked(tmp_path, text, **options)
     assert scenario.request.protocol == loaded
     assert (said in "".join(wanted.notes)) == (said != loaded)
-
-
-def test_a_protocol_on_the_command_line_that_the_url_is_not_for_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be sent to --rest-url"):
-        asked(tmp_path, SWEEP, "request.protocol=grpc", rest_url="h:1")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "options", "option"),
-    [
-        ((), {"no_batching": True}, "--no-batching"),
-        ((), {"batching_parameters_file": Path("x")}, "--batching-parameters-file"),
-        (("max_batch_size=8",), {}, "--set max_batch_size"),
-        (("fixed.num_batch_threads=8",), {}, "--set fixed.num_batch_threads"),
-        (("target.flags.x=8",), {}, "--set target.flags.x"),
-    ],
-)
-def test_what_a_running_server_cannot_be_given_is_refused(
-    tmp_path: Path, overrides: tuple[str, ...], options: dict[str, Any], option: str
-) -> None:
-    with pytest.raises(UsageError, match=f"^{option} is for a server that is launched"):
-        asked(tmp_path, SWEEP, *overrides, grpc_url="h:1", **options)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "options"),
-    [
-        (("max_batch_size=8",), {"no_batching": True}),
-        ((), {"no_batching": True, "batching_parameters_file": Path("x")}),
-        ((), {"rate": "1", "concurrency": "1"}),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    tmp_path: Path, overrides: tuple[str, ...], options: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
-        asked(tmp_path, SWEEP, *overrides, **options)
 
 
 def test_the_flags_of_a_scenario_are_not_those_of_a_server_that_runs_already(tmp_path: Path) -> None:

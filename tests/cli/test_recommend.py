@@ -29,6 +29,7 @@ from batchtune.tune.answer.recommend import recommend as choose
 from batchtune.tune.trials.trial import SearchSummary
 from tests.cli.in_process import answered
 from tests.report.pages import kept_run
+from tests.tune.answer import ledgers
 from tests.tune.answer.ledgers import BATCH_8, BATCH_14, SCENARIO, STREAMED, helping_ledger, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
@@ -108,7 +109,7 @@ FLAGS = (("num_intra_op", "1"), ("odd", "two words"))
 )
 def test_each_dialect_says_in_its_own_words_what_it_can_and_cannot(batching, flags, dialect, expected):
     """Triton's queue is counted in requests, here of four rows."""
-    scenario = scenario_of(request={"rows": 4})
+    scenario = scenario_of(request={"rows": 4}, search=ledgers.SEARCH)
     trial = planted(1, batching=batching, throughput=900, p95_s=0.01)
     configuration = replace(trial.configuration, flags=flags)
     text = formatted(choose([asked(trial, configuration=configuration)], scenario=scenario), dialect)

@@ -40,23 +40,20 @@ def test_every_command_with_an_slo_takes_all_its_limits(command: str) -> None:
         assert f"--slo-{name} " in shown
 
 
-def test_limits_given_replace_all_limits_and_leave_the_errors() -> None:
-    scenario = parse_scenario(SCENARIO)
-    asked = in_place_of(scenario, promised({"p95": "20ms"}))
-    assert (asked.limits(), asked.error_ratio) == ({"p95": 0.02}, 0.02)
-    assert parse_scenario(SCENARIO, overrides=slo_overrides({"p95": "20ms"})).slo == asked
-
-
-def test_errors_given_leave_the_limits() -> None:
-    scenario = parse_scenario(SCENARIO)
-    asked = in_place_of(scenario, promised({"errors": "0.1%"}))
-    assert (asked.limits(), asked.error_ratio) == ({"p50": 0.01, "p99": 0.05}, 0.001)
-    assert parse_scenario(SCENARIO, overrides=slo_overrides({"errors": "0.1%"})).slo == asked
-
-
-def test_a_limit_with_a_dot_in_its_name_reaches_the_scenario() -> None:
-    slo = parse_scenario(SCENARIO, overrides=slo_overrides({"p99.9": "1s"})).slo
-    assert slo.limits() == {"p99.9": 1.0}
+@pytest.mark.parametrize(
+    ("given", "limits", "error_ratio"),
+    [
+        ({"p95": "20ms"}, {"p95": 0.02}, 0.02),
+        ({"errors": "0.1%"}, {"p50": 0.01, "p99": 0.05}, 0.001),
+        ({"p99.9": "1s"}, {"p99.9": 1.0}, 0.02),
+    ],
+)
+def test_limits_given_replace_all_limits_and_errors_only_themselves(
+    given: dict[str, str], limits: dict[str, float], error_ratio: float
+) -> None:
+    asked = in_place_of(parse_scenario(SCENARIO), promised(given))
+    assert (asked.limits(), asked.error_ratio) == (limits, error_ratio)
+    assert parse_scenario(SCENARIO, overrides=slo_overrides(given)).slo == asked
 
 
 @pytest.mark.parametrize(
@@ -123,22 +120,27 @@ def test_a_limit_of_streams_is_refused_where_no_answer_is_one(name: str, api: st
         in_place_of(parse_scenario(SCENARIO + api), promised({name: value}))
 
 
-def test_limits_that_an_option_leaves_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    in_place_of(parse_scenario(SCENARIO), promised({"p95": "20ms"}))
-    assert capsys.readouterr().err.startswith("note: without p50 ≤ 10 ms, p99 ≤ 50 ms of the scenario")
-    in_place_of(parse_scenario(SCENARIO), promised({"p50": "10ms", "p99": "20ms"}))
-    assert capsys.readouterr().err == ""
-
-
-def test_limits_that_an_override_leaves_out_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "given", "note"),
+    [
+        (SCENARIO, {"p95": "20ms"}, "note: without p50 ≤ 10 ms, p99 ≤ 50 ms of the scenario"),
+        (SCENARIO, {"p50": "10ms", "p99": "20ms"}, ""),
+        (STREAMED.replace("p99: 2s", "e2e_p99: 2s"), {"p95": "1s"}, "note: without p99 ≤ 2s of the scenario"),
+        (STREAMED, {"ttft_p95": "1s"}, ""),
+    ],
+)
+def test_limits_that_are_left_out_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, given: dict[str, str], note: str
 ) -> None:
     file = tmp_path / "one.yaml"
-    file.write_text(STREAMED.replace("p99: 2s", "e2e_p99: 2s"))
-    assert asked_scenario(file, slo_overrides({"p95": "1s"})).slo.e2e_limits() == {"p95": 1.0}
-    assert capsys.readouterr().err.startswith("note: without p99 ≤ 2s of the scenario")
-    asked_scenario(file, slo_overrides({"ttft_p95": "1s"}))
-    assert capsys.readouterr().err == ""
+    file.write_text(text)
+    if text == SCENARIO:
+        in_place_of(parse_scenario(text), promised(given))
+    else:
+        asked_scenario(file, slo_overrides(given))
+    said = capsys.readouterr().err
+    assert said.startswith(note)
+    assert bool(said) == bool(note)
 
 
 def test_nothing_given_changes_nothing() -> None:
@@ -148,16 +150,10 @@ def test_nothing_given_changes_nothing() -> None:
     assert slo_overrides({"p95": None}) == []
 
 
-def test_a_limit_without_a_unit_is_proposed_with_each() -> None:
-    with pytest.raises(UsageError) as raised:
-        slo_overrides({"p95": "30"})
-    assert raised.value.hint == "write 30ms or 30s"
-
-
 @pytest.mark.parametrize(
     ("slo", "words"),
     [
-        ({"p95": "soon"}, "--slo-p95: "),
+        ({"p95": "30"}, "--slo-p95: "),
         ({"p90": "0ms"}, "--slo-p90: .* not above 0"),
         ({"errors": "many"}, "--slo-errors: "),
         ({"errors": "120%"}, "--slo-errors: .* not between 0 and 100 %"),
@@ -165,17 +161,14 @@ def test_a_limit_without_a_unit_is_proposed_with_each() -> None:
     ],
 )
 def test_a_wrong_limit_blames_the_option(slo: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as raised:
         slo_overrides(slo)
+    assert words != "--slo-p95: " or raised.value.hint == "write 30ms or 30s"
 
 
-def test_whole_answers_are_called_e2e_beside_first_tokens(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["load", str(tmp_path / "none.yaml"), "--slo-e2e-p95", "soon"])
+@pytest.mark.parametrize("option", ["--slo-p95", "--slo-e2e-p95"])
+def test_an_option_is_refused_before_the_scenario_is_read(tmp_path: Path, option: str) -> None:
+    """Whole answers are called e2e beside first tokens."""
+    done = CliRunner().invoke(app, ["load", str(tmp_path / "none.yaml"), option, "20 furlongs"])
     assert isinstance(done.exception, UsageError)
     assert done.exception.message.startswith("--slo-p95: ")
-
-
-def test_the_scenario_need_not_be_read_to_refuse_an_option(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["load", str(tmp_path / "none.yaml"), "--slo-p95", "20 furlongs"])
-    assert isinstance(done.exception, UsageError)
-    assert "--slo-p95" in done.exception.message

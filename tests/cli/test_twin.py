@@ -24,28 +24,31 @@ from batchtune.scenario.reader import format_scenario, read_scenario
 from batchtune.scenario.spec.check import SloSpec
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
-from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.trials.trial import Source, TrialRequest
+from batchtune.tune.trials.trial import Source
 from batchtune.twin.calibrate import Observation, calibrate
 from batchtune.twin.replicas import MeasuredRates
 from batchtune.twin.twin import FitError, Twin
 from batchtune.units import rounded
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from tests.tune.tune_fakes import (
+    FakeClock,
+    FakeTarget,
+    Law,
+    batches_of,
+    bench_of,
+    capacity_scenario,
+    planned,
+    scenario_of,
+)
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LAW = Law(fixed_s=0.002, per_row_s=0.00005, contention=1.0)
 PROBED = ((1, 1, 1), (4, 1, 8), (16, 1, 32), (32, 1, 64), (32, 2, 64), (16, 2, 48))
 
 
-def configuration_of(size: int, threads: int = 1, timeout_micros: int = 0) -> Configuration:
-    return Configuration(
-        batching=BatchingParameters(
-            max_batch_size=size,
-            batch_timeout_micros=timeout_micros,
-            num_batch_threads=threads,
-            max_enqueued_batches=1000,
-        )
-    )
+def configuration_of(size: int, threads: int = 1) -> Configuration:
+    configuration = batches_of(size, threads=threads)
+    assert configuration.batching is not None
+    return replace(configuration, batching=replace(configuration.batching, max_enqueued_batches=1000))
 
 
 def recorded(
@@ -58,35 +61,16 @@ def recorded(
 ) -> Run:
     """A run of the fake server, archived as a sweep would; 16 rows on one thread at `rates` come last, and 4 rows on
     one thread at those `of_four`."""
-    clock = FakeClock()
-    target = FakeTarget(clock, LAW)
-    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
+    bench = bench_of(scenario, FakeTarget(FakeClock(), LAW))
     run = create_run(scenario, format_scenario(scenario), root=results, provenance={})
+    loops: Source = "calibration" if scenario.objective == "capacity" else "sampler"
     plans = [
-        Plan(
-            number=number,
-            seed=number,
-            request=TrialRequest(
-                configuration=configuration_of(size, threads),
-                source="calibration" if scenario.objective == "capacity" else "sampler",
-                reason="for the test",
-                concurrency=clients,
-            ),
-        )
-        for number, (size, threads, clients) in enumerate(probed, 1)
+        *(planned(configuration_of(size, on), source=loops, concurrency=by) for size, on, by in probed),
+        *(planned(configuration_of(16), source=source, rate_rps=rate) for rate, source in rates),
+        *(planned(configuration_of(4), source=source, rate_rps=rate) for rate, source in of_four),
     ]
-    for at, asked in ((2, rates), (1, of_four)):
-        plans += [
-            replace(
-                plans[at],
-                number=number,
-                seed=number,
-                request=replace(plans[at].request, source=source, concurrency=None, rate_rps=rate_rps),
-            )
-            for number, (rate_rps, source) in enumerate(asked, len(plans) + 1)
-        ]
-    for plan in plans:
-        run.append(bench.run(plan).trial, None)
+    for number, plan in enumerate(plans, 1):
+        run.append(bench.run(replace(plan, number=number, seed=number)).trial, None)
     return run
 
 
@@ -126,83 +110,89 @@ def ask(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     return answer
 
 
-def points(document: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(document)["points"]
-    return found
+def predicted(ask: Ask, *words: str, **root: Path) -> dict[str, Any]:
+    """What `--json` says."""
+    code, out, err = ask(*words, "--json", **root)
+    assert code == 0, err
+    document: dict[str, Any] = json.loads(out)
+    return document
 
 
-def test_simulate_answers_every_combination(ask: Ask) -> None:
-    code, out, _ = ask(
-        "simulate", "--set", "max_batch_size=4,16", "--set", "batch_timeout_micros=0,2000", "--concurrency", "32",
-        "--json",
-    )  # fmt: skip
-    assert code == 0
-    found = points(out)
-    assert [one["configuration"]["batching"]["max_batch_size"] for one in found] == [4, 4, 16, 16]
-    assert {one["traffic"]["clients"] for one in found} == {32}
-
-
-def test_simulate_agrees_with_what_was_measured(ask: Ask, results: Path) -> None:
-    code, out, _ = ask(
-        "simulate", "--set", "max_batch_size=16", "--set", "num_batch_threads=1", "--set",
-        "batch_timeout_micros=0", "--concurrency", "32", "--json",
-    )  # fmt: skip
-    assert code == 0
-    (point,) = points(out)
-    run = Run(next(results.glob("fake/*")))
-    measured = next(
-        one.measurement
-        for one in run.ledger()
-        if one.configuration == configuration_of(16) and one.measurement
+def test_simulate_answers_every_combination_and_agrees_with_what_was_measured(
+    ask: Ask, results: Path
+) -> None:
+    sets = (
+        "--set",
+        "max_batch_size=4,16",
+        "--set",
+        "batch_timeout_micros=0,2000",
+        "--set",
+        "num_batch_threads=1",
     )
-    assert point["throughput_rps"]["value"] == pytest.approx(measured.throughput_rps.value, rel=0.1)
-    assert point["latency_s"]["p95"]["value"] == pytest.approx(measured.latency_s["p95"].value, rel=0.15)
+    points = predicted(ask, "simulate", *sets, "--concurrency", "32")["points"]
+    told = [point["configuration"]["batching"] for point in points]
+    assert [batching["max_batch_size"] for batching in told] == [4, 4, 16, 16]
+    assert [batching["batch_timeout_micros"] for batching in told] == [0, 2000, 0, 2000]
+    assert {point["traffic"]["clients"] for point in points} == {32}
+    (run,) = map(Run, results.glob("fake/*"))
+    (measured,) = (trial.measurement for trial in run.ledger() if trial.configuration == configuration_of(16))
+    assert measured is not None
+    simulated = points[2]
+    assert simulated["throughput_rps"]["value"] == pytest.approx(measured.throughput_rps.value, rel=0.1)
+    assert simulated["latency_s"]["p95"]["value"] == pytest.approx(measured.latency_s["p95"].value, rel=0.15)
 
 
 def test_simulate_takes_ranges_of_rates(ask: Ask) -> None:
-    code, out, _ = ask("simulate", "--rate", "200:800:x2", "--json")
-    assert code == 0
-    assert [one["traffic"]["rate_rps"] for one in points(out)] == [200.0, 400.0, 800.0]
-    assert [round(one["throughput_rps"]["value"], -2) for one in points(out)] == [200.0, 400.0, 800.0]
+    points = predicted(ask, "simulate", "--rate", "200:800:x2")["points"]
+    assert [point["traffic"]["rate_rps"] for point in points] == [200.0, 400.0, 800.0]
+    assert [round(point["throughput_rps"]["value"], -2) for point in points] == [200.0, 400.0, 800.0]
 
 
 def test_overload_is_told_as_what_is_completed_and_what_is_refused(ask: Ask) -> None:
     """A million requests/s: a simulation of them lasts 40 ms, one batch of 100,000 rows takes 5 s."""
     sizes = ("--set", "max_batch_size=16,100000", "--set", "num_batch_threads=1")
-    code, out, _ = ask("simulate", *sizes, "--rate", "1000000", "--json")
-    assert code == 0
-    usual, large = points(out)
+    usual, large = predicted(ask, "simulate", *sizes, "--rate", "1000000")["points"]
     assert usual["throughput_rps"]["value"] == pytest.approx(16 / 0.0028, rel=0.15)
     assert large["throughput_rps"]["value"] == pytest.approx(20_000, rel=0.3)
     for point in (usual, large):
         assert point["error_ratio"]["value"] > 0.95
-        assert point["latency_s"]["p95"]["value"] is None
-        assert point["busy_ratio"]["value"] == 1.0
+        assert (point["latency_s"]["p95"]["value"], point["busy_ratio"]["value"]) == (None, 1.0)
         completed = rounded(point["throughput_rps"]["value"])  # one figure, as in the table
         overload = f"overload: 1,000,000 requests/s are more than the {completed} completed"
         assert overload in point["extrapolations"]
 
 
 def test_without_batching_overload_waits_without_end(ask: Ask) -> None:
-    code, out, _ = ask("simulate", "--set", "enable_batching=false", "--rate", "100000", "--json")
-    assert code == 0
-    (point,) = points(out)
+    (point,) = predicted(ask, "simulate", "--set", "enable_batching=false", "--rate", "100000")["points"]
+    assert point["label"] == "no batching"
     assert point["throughput_rps"]["value"] > 100.0
     assert (point["error_ratio"]["value"], point["latency_s"]["p50"]["value"]) == (0.0, None)
 
 
-@pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "1000")])
-def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, left_out=7)
+Change = Callable[[Twin], Twin]
+
+
+@pytest.fixture
+def twin_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+    """Has the twin changed after it was calibrated."""
     calibrated_run = cli_calibrated.calibrated_run
 
-    def badly_calibrated(*given: Any, **named: Any) -> Any:
-        run = calibrated_run(*given, **named)
-        return replace(run, twin=replace(run.twin, error=error))
+    def made(change: Change) -> None:
+        def changed(*given: Any, **named: Any) -> Any:
+            run = calibrated_run(*given, **named)
+            return replace(run, twin=change(run.twin))
 
-    monkeypatch.setattr("batchtune.cli.commands.ask_twin.calibrated_run", badly_calibrated)
+        monkeypatch.setattr(cli_calibrated, "calibrated_run", changed)
+
+    return made
+
+
+@pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "1000")])
+def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
+    ask: Ask, twin_made: Callable[[Change], None], words: tuple[str, ...]
+) -> None:
+    error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, left_out=7)
+    twin_made(lambda twin: replace(twin, error=error))
     code, out, err = ask(*words)
     assert code == 5
     assert err.count("too inaccurate for this server") == 1
@@ -216,8 +206,8 @@ def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
 
 RATES = (*((4_000.0, "confirm"),) * 3, *((6_500.0, "neighbour"),) * 2)
 """At which 16 rows on one thread are measured: it answers 5,714/s at most."""
-
 SIXTEEN = ("--set", "max_batch_size=16", "--set", "num_batch_threads=1")
+PLAN = ("plan", "--rate", "400k/s", "--routing", "random", *SIXTEEN)
 
 
 @pytest.fixture(scope="module")
@@ -229,45 +219,24 @@ def capacity_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def twin_made(monkeypatch: pytest.MonkeyPatch, *, slower: float) -> None:
-    """The twin as somebody calibrates it who is off by this factor."""
-    calibrated_run = cli_calibrated.calibrated_run
-
-    def off(*given: Any, **named: Any) -> Any:
-        run = calibrated_run(*given, **named)
-        return replace(run, twin=run.twin.slower(slower))
-
-    monkeypatch.setattr("batchtune.cli.commands.ask_twin.calibrated_run", off)
-
-
 def test_simulate_of_a_capacity_run_starts_from_the_capacity_that_is_recommended(
     ask: Ask, capacity_run: Path
 ) -> None:
-    code, out, _ = ask("simulate", "--json", root=capacity_run)
-    assert code == 0
-    (point,) = points(out)
-    run = Run(next(capacity_run.glob("fake/*")))
+    (point,) = predicted(ask, "simulate", root=capacity_run)["points"]
+    (run,) = map(Run, capacity_run.glob("fake/*"))
     chosen = recommend(run.ledger(), scenario=run.scenario())
     assert chosen.capacity is not None
     assert point["traffic"]["rate_rps"] == chosen.capacity.held_rps
-    code, out, _ = ask("simulate", root=capacity_run)
+    _, out, _ = ask("simulate", root=capacity_run)
     assert "The rate is the capacity that the run found for the recommended" in out
 
 
 def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, capacity_run: Path) -> None:
-    words = ("plan", "--rate", "400k/s", "--routing", "random", *SIXTEEN)
-    code, out, _ = ask(*words, "--json", root=capacity_run)
-    assert code == 0
-    plan = json.loads(out)
+    plan = predicted(ask, *PLAN, root=capacity_run)
     measured, share = plan["measured"], plan["per_replica_rps"]
     assert (measured["held_rps"], measured["missed_rps"], measured["is_share"]) == (4_000.0, 6_500.0, False)
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
-    _, text, _ = ask(*words, root=capacity_run)
-    assert "Measured: one replica met the SLO at 4,000/s; its capacity is below 6,500/s." in " ".join(
-        text.split()
-    )
-    assert "simulated and limited to the measured rates: " in " ".join(text.split())
 
 
 @pytest.mark.slow
@@ -275,72 +244,40 @@ def test_a_plan_is_for_the_configuration_that_is_recommended_for_its_slo(ask: As
     """At 4,000/s p95 of 16 rows is above 5 ms, at 300/s that of 4 rows is not."""
     load = {"arrivals": "poisson", "warm_up": "200ms", "duration": "2s"}
     scenario = scenario_of(objective="capacity", load=load)
-    run = recorded(tmp_path / "results", scenario, rates=RATES, of_four=((300.0, "confirm"),) * 3)
+    run = recorded(tmp_path, scenario, rates=RATES, of_four=((300.0, "confirm"),) * 3)
     labels = []
     for limit in ("50ms", "5ms"):
-        words = ("plan", "--rate", "2k/s", "--slo-p95", limit, "--json")
-        _, out, _ = ask(*words, root=tmp_path / "results")
         slo = SloSpec.model_validate({"p95": limit})
         labels.append(recommend(run.ledger(), scenario=scenario, slo=slo).configuration.label())
+        _, out, _ = ask("plan", "--rate", "2k/s", "--slo-p95", limit, "--json", root=tmp_path)
         assert json.loads(out)["label"] == labels[-1]
     assert len(set(labels)) == 2
 
 
 @pytest.mark.parametrize("slower", [0.2, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
-    ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch, slower: float
+    ask: Ask, capacity_run: Path, twin_made: Callable[[Change], None], slower: float
 ) -> None:
-    twin_made(monkeypatch, slower=slower)
-    words = ("plan", "--rate", "400k/s", "--routing", "random", *SIXTEEN)
-    code, out, _ = ask(*words, "--json", root=capacity_run)
-    assert code == 0
-    plan = json.loads(out)
-    assert plan["per_replica_rps"]["value"] == 4_000.0
-    assert plan["advised"] == 100
+    twin_made(lambda twin: twin.slower(slower))
+    plan = predicted(ask, *PLAN, root=capacity_run)
+    assert (plan["per_replica_rps"]["value"], plan["advised"]) == (4_000.0, 100)
     assert not 3_900.0 < plan["twin_rps"] < 6_600.0
-    _, text, _ = ask(*words, root=capacity_run)
-    assert "outside the measured 4,000-6,500/s, so the measured rate counts." in " ".join(text.split())
+
+
+HELD = "one replica met the SLO at 450/s; no rate that misses the SLO was found"
+MISSED = "no run at a fixed rate met the SLO; the capacity of one replica is below 1,000/s"
+BETWEEN = "one replica met the SLO at 9,340/s; its capacity is below 11,200/s"
 
 
 @pytest.mark.parametrize(
     ("held_rps", "missed_rps", "twin_rps", "reads", "outside"),
     [
-        (450.0, None, 5e3, "one replica met the SLO at 450/s; no rate that misses the SLO was found", ""),
-        (
-            450.0,
-            None,
-            100.0,
-            "one replica met the SLO at 450/s; no rate that misses the SLO was found",
-            "450/s and more",
-        ),
-        (
-            0.0,
-            1e3,
-            800.0,
-            "no run at a fixed rate met the SLO; the capacity of one replica is below 1,000/s",
-            "",
-        ),
-        (
-            0.0,
-            1e3,
-            5e3,
-            "no run at a fixed rate met the SLO; the capacity of one replica is below 1,000/s",
-            "0-1,000/s",
-        ),
-        (
-            9340.0,
-            11.2e3,
-            1e4,
-            "one replica met the SLO at 9,340/s; its capacity is below 11,200/s",
-            "",
-        ),
-        (
-            9340.0,
-            11.2e3,
-            36.7e3,
-            "one replica met the SLO at 9,340/s; its capacity is below 11,200/s",
-            "9,340-11,200/s",
-        ),
+        (450.0, None, 5e3, HELD, ""),
+        (450.0, None, 100.0, HELD, "450/s and more"),
+        (0.0, 1e3, 800.0, MISSED, ""),
+        (0.0, 1e3, 5e3, MISSED, "0-1,000/s"),
+        (9340.0, 11.2e3, 1e4, BETWEEN, ""),
+        (9340.0, 11.2e3, 36.7e3, BETWEEN, "9,340-11,200/s"),
     ],
 )
 def test_what_was_measured_reads_as_a_range(
@@ -351,34 +288,34 @@ def test_what_was_measured_reads_as_a_range(
     assert text == reads + (says if outside else "")
 
 
-def test_a_rate_that_is_not_confirmed_is_told_as_such() -> None:
-    share = MeasuredRates(
-        held_rps=870.0, missed_rps=None, is_share=True, is_bound=True, doubtful_rps=1_000.0, missed_runs=2
-    )
+@pytest.mark.parametrize(
+    ("missed_rps", "ends"),
+    [
+        (None, "no rate was missed by most runs; the lowest that a run missed is 1,000/s"),
+        (1_330.0, "its capacity is below about 1,330/s; the lowest rate that a run missed is 1,000/s"),
+    ],
+)
+def test_a_rate_that_is_not_confirmed_is_told_as_such(missed_rps: float | None, ends: str) -> None:
+    doubted: dict[str, Any] = {"is_share": True, "is_bound": True, "doubtful_rps": 1_000.0, "missed_runs": 2}
+    text = measured_text(MeasuredRates(held_rps=870.0, missed_rps=missed_rps, **doubted), 900.0)
     doubt = "not confirmed: 2 confirmation runs missed it there or above"
-    expected = f"one replica is expected to meet the SLO at 870/s ({doubt})"
-    assert measured_text(share, 900.0) == (
-        f"{expected}; no rate was missed by most runs; the lowest that a run missed is 1,000/s"
-    )
-    bound = replace(share, missed_rps=1_330.0)
-    assert measured_text(bound, 900.0) == (
-        f"{expected}; its capacity is below about 1,330/s; the lowest rate that a run missed is 1,000/s"
-    )
+    assert text == f"one replica is expected to meet the SLO at 870/s ({doubt}); {ends}"
 
 
-def test_parameters_that_were_not_measured_have_the_word_of_the_twin(ask: Ask, capacity_run: Path) -> None:
-    code, out, _ = ask("plan", "--rate", "50k/s", "--set", "max_batch_size=24", "--json", root=capacity_run)
-    assert code == 0
-    plan = json.loads(out)
-    assert (plan["measured"], plan["twin_rps"]) == (None, None)
+def test_what_was_not_measured_has_the_word_of_the_twin(ask: Ask, capacity_run: Path) -> None:
+    """Other parameters, and a closed loop."""
+    plan = predicted(ask, "plan", "--rate", "50k/s", "--set", "max_batch_size=24", root=capacity_run)
+    (point,) = predicted(ask, "simulate", *SIXTEEN, "--concurrency", "32", root=capacity_run)["points"]
+    for told in (plan, point):
+        assert (told["measured"], told["twin_rps"]) == (None, None)
 
 
 def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
-    ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, capacity_run: Path, twin_made: Callable[[Change], None]
 ) -> None:
     """At 4,000/s p95 is above 5 ms; a twin that is five times too fast thinks it is not."""
+    twin_made(lambda twin: twin.slower(0.2))
     words = ("plan", "--rate", "50k/s", "--slo-p95", "5ms", "--routing", "random", *SIXTEEN, "--json")
-    twin_made(monkeypatch, slower=0.2)
     code, out, err = ask(*words, root=capacity_run)
     assert code == 5
     assert "no run with these parameters met the limits" in err
@@ -388,13 +325,11 @@ def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
 
 
 def test_simulate_holds_the_twin_to_what_was_measured(
-    ask: Ask, capacity_run: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, capacity_run: Path, twin_made: Callable[[Change], None]
 ) -> None:
-    twin_made(monkeypatch, slower=0.2)
+    twin_made(lambda twin: twin.slower(0.2))
     words = ("simulate", "--set", "max_batch_size=16,24", *SIXTEEN[2:], "--rate", "3k,9k")
-    code, out, _ = ask(*words, "--json", root=capacity_run)
-    assert code == 0
-    low, high, unmeasured, _ = points(out)
+    low, high, unmeasured, _ = predicted(ask, *words, root=capacity_run)["points"]
     assert (low["measured"]["held_rps"], low["measured"]["missed_rps"]) == (4_000.0, 6_500.0)
     assert low["latency_s"]["p95"]["value"] < 0.05
     assert (high["latency_s"]["p95"]["value"] or math.inf) > 0.05
@@ -404,118 +339,64 @@ def test_simulate_holds_the_twin_to_what_was_measured(
     assert said.count("outside the measured 4,000-6,500/s, so the measured rate counts.") == 1
 
 
-def test_a_closed_loop_is_simulated_as_the_twin_has_it(ask: Ask, capacity_run: Path) -> None:
-    code, out, _ = ask("simulate", *SIXTEEN, "--concurrency", "32", "--json", root=capacity_run)
-    assert code == 0
-    (point,) = points(out)
-    assert (point["measured"], point["twin_rps"]) == (None, None)
-
-
-def test_simulate_can_turn_batching_off(ask: Ask) -> None:
-    code, out, _ = ask("simulate", "--set", "enable_batching=false", "--json")
-    assert code == 0
-    (point,) = points(out)
-    assert point["label"] == "no batching"
-
-
-def test_simulate_prints_a_table_and_how_far_to_trust_it(ask: Ask) -> None:
+def test_simulate_marks_batches_beyond_those_that_were_measured(ask: Ask) -> None:
     code, out, _ = ask("simulate", "--set", "max_batch_size=8,256", "--concurrency", "600")
     assert code == 0
-    assert "size 8" in out
-    assert "p95 ms" in out
-    assert "Confidence: " in out
     assert "* batches of up to" in out
 
 
-def test_plan_says_replicas_with_an_interval(ask: Ask) -> None:
-    code, out, _ = ask("plan", "--rate", "50k/s", "--slo-p95", "20ms", "--json")
-    assert code == 0
-    plan = json.loads(out)
-    assert plan["rate_rps"] == 50_000.0
+def test_plan_says_replicas_with_an_interval_by_the_scenarios_limit_where_none_is_given(ask: Ask) -> None:
+    plan = predicted(ask, "plan", "--rate", "50k/s")
+    assert (plan["rate_rps"], plan["limits"]) == (50_000.0, [{"name": "p95", "seconds": 0.05}])
     assert plan["replicas"]["low"] <= plan["replicas"]["value"] <= plan["replicas"]["high"]
     assert plan["advised"] >= 50_000 / plan["saturation_rps"]
-    code, text, _ = ask("plan", "--rate", "50k/s", "--slo-p95", "20ms")
-    assert code == 0
-    assert f"{plan['advised']} replicas for 50,000 requests/s with p95 ≤ 20 ms" in text
-    assert "95 % interval" in text
-
-
-def test_plan_uses_the_scenarios_limit_when_none_is_given(ask: Ask) -> None:
-    code, out, _ = ask("plan", "--rate", "1000", "--json")
-    assert code == 0
-    assert json.loads(out)["limits"] == [{"name": "p95", "seconds": 0.05}]
 
 
 def test_a_plan_that_spares_replicas_says_what_is_left(ask: Ask) -> None:
-    words = (
-        "plan",
-        "--rate",
-        "5k/s",
-        "--slo-p95",
-        "20ms",
-        "--failing",
-        "2",
-        "--routing",
-        "random",
-    )
-    code, out, _ = ask(*words, "--json")
-    assert code == 0
-    plan = json.loads(out)
+    spared = ("--failing", "2", "--routing", "random")
+    plan = predicted(ask, "plan", "--rate", "5k/s", "--slo-p95", "20ms", *spared)
     assert plan["failure"]["down"] == 2
     assert plan["failure"]["latency_s"]["p95"]["value"] <= 0.02
-    code, text, _ = ask(*words)
-    assert code == 0
-    said = " ".join(text.split())
-    assert "while 2 of them may be down" in said
-    assert f"{plan['advised'] - 2} of {plan['advised']} are left, with" in said
 
 
 def test_the_scenarios_own_steps_are_simulated_as_what_is_offered(ask: Ask, tmp_path: Path) -> None:
-    steps = [{"rate": "500/s", "duration": "400ms"}, {"rate": "80k/s", "duration": "600ms"}]
+    steps = [{"rate": "500/s", "duration": "400ms"}, {"rate": "20k/s", "duration": "600ms"}]
     load = {"arrivals": "steps", "steps": steps, "warm_up": "0s"}
-    recorded(tmp_path / "results", scenario_of(load=load, objective="latency"), PROBED)
-    code, out, _ = ask("simulate", "--set", "max_batch_size=16", "--json", root=tmp_path / "results")
-    assert code == 0
-    (point,) = points(out)
-    assert point["traffic"]["rate_rps"] == pytest.approx(48_200.0)
-    assert point["throughput_rps"]["value"] < 24_000.0
-    assert any(reason.startswith("overload: 48,200 requests/s") for reason in point["extrapolations"])
+    recorded(tmp_path, scenario_of(load=load, objective="latency"), PROBED)
+    (point,) = predicted(ask, "simulate", *SIXTEEN, root=tmp_path)["points"]
+    assert point["traffic"]["rate_rps"] == pytest.approx(12_200.0)
+    assert point["throughput_rps"]["value"] < 6_100.0
+    assert any(reason.startswith("overload: 12,200 requests/s") for reason in point["extrapolations"])
 
 
-def test_a_plan_without_a_rate_asks_for_one(ask: Ask) -> None:
-    code, out, err = ask("plan")
-    assert (code, out) == (2, "")
-    assert "write --rate 10000, or 10k/s" in err
+TEN = ("plan", "--rate", "10")
+TWO_LIMITS = ("--slo-p95", "1s", "--slo-p50", "1us")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("plan", "--rate", "10", "--exact"), 2, "--exact: this option of plan no longer exists"),
+        (("plan",), 2, "write --rate 10000, or 10k/s"),
+        ((*TEN, "--exact"), 2, "--exact: this option of plan no longer exists"),
         (("plan", "--profile=day.csv"), 2, "plan for the peak with --rate"),
-        (("plan", "--rate", "10", "--failing", "none"), 2, "--failing none: expected replicas"),
-        (("plan", "--rate", "10", "--failing", "0"), 2, "write --failing 1 for one replica"),
-        (("plan", "--rate", "10", "--failing", "100%"), 2, "less than 100 %"),
-        (("plan", "--rate", "10", "--failing", "x%"), 2, "--failing: expected a percentage"),
+        ((*TEN, "--failing", "none"), 2, "--failing none: expected replicas"),
+        ((*TEN, "--failing", "0"), 2, "write --failing 1 for one replica"),
+        ((*TEN, "--failing", "100%"), 2, "less than 100 %"),
+        ((*TEN, "--failing", "x%"), 2, "--failing: expected a percentage"),
         (("simulate", "--set", "max_batch=4"), 2, "did you mean 'max_batch_size'"),
         (("simulate", "--set", "max_batch_size"), 2, "expected KEY=VALUE"),
         (("simulate", "--set", "max_batch_size=many"), 2, "is not a whole number"),
         (("simulate", "--set", "max_batch_size=0"), 2, "--set max_batch_size=0: out of its range"),
         (("simulate", "--set", "max_batch_size=1000000000000"), 2, "give a whole number from 1 to 100,000"),
-        (("plan", "--rate", "10", "--set", "num_batch_threads=0"), 2, "give a whole number from 1"),
+        ((*TEN, "--set", "num_batch_threads=0"), 2, "give a whole number from 1"),
         (("simulate", "--set", "batch_timeout_micros=-1"), 2, "give a whole number from 0"),
         (("simulate", "--rate", "5", "--concurrency", "5"), 2, "exclude each other"),
         (("simulate", "--rate", "0"), 2, "not above 0"),
         (("simulate", "--concurrency", "1.5"), 2, "is not a number of clients"),
         (("plan", "--rate", "0"), 2, "not above 0"),
-        (("plan", "--rate", "10", "--slo-p95", "soon"), 2, "--slo-p95: expected a duration"),
-        (
-            ("plan", "--rate", "10", "--slo-p95", "1s", "--slo-p50", "1us"),
-            5,
-            "the simulator predicts no rate that meets p50 within 1 µs and p95",
-        ),
-        (("plan", "--rate", "10", "--set", "max_batch_size=4,8"), 2, "batchtune simulate"),
-        (("plan", "--rate", "10", "--slo-p95", "1us"), 5, "predicts no rate that meets p95"),
+        ((*TEN, "--slo-p95", "soon"), 2, "--slo-p95: expected a duration"),
+        ((*TEN, "--set", "max_batch_size=4,8"), 2, "batchtune simulate"),
+        ((*TEN, *TWO_LIMITS), 5, "the simulator predicts no rate that meets p50 within 1 µs and p95"),
     ],
 )
 def test_mistakes_are_named_and_cured(
@@ -524,52 +405,50 @@ def test_mistakes_are_named_and_cured(
     if code == 2 and expected != "batchtune simulate":  # that depends on the run
         monkeypatch.setattr(cli_calibrated, "calibrate", None)  # what is misspelt is told before
     ended, out, err = ask(*words)
-    assert ended == code
+    assert (ended, out) == (code, "")
     assert "error: " in err
     assert "hint: " in err or code == 2
     assert expected in err
-    assert out == ""
 
 
-def test_a_run_without_trials_says_what_would_help(ask: Ask, tmp_path: Path) -> None:
-    recorded(tmp_path / "results", scenario_of(), ())
-    code, _, err = ask("simulate", root=tmp_path / "results")
-    assert code == 5
-    assert "no measured trial" in err
-    assert "batchtune sweep" in err
+CONTINUOUS = read_scenario(SCENARIOS / "emulated-llm.yaml")
 
 
-@pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "10")])
-def test_a_run_of_continuous_batching_has_no_twin(ask: Ask, tmp_path: Path, words: tuple[str, ...]) -> None:
-    scenario = read_scenario(SCENARIOS / "emulated-llm.yaml")
-    create_run(scenario, format_scenario(scenario), root=tmp_path / "results", provenance={})
-    code, _, err = ask(*words, root=tmp_path / "results")
-    assert code == 5
-    assert "batches continuously" in err
-    assert "batchtune load" in err
+@pytest.mark.parametrize(
+    ("scenario", "words", "code", "expected"),
+    [
+        (scenario_of(), ("simulate",), 5, ("no measured trial", "batchtune sweep")),
+        (scenario_of(slo={}), TEN, 2, ("--slo-p95 20ms",)),
+        (CONTINUOUS, ("simulate",), 5, ("batches continuously", "batchtune load")),
+        (CONTINUOUS, TEN, 5, ("batches continuously", "batchtune load")),
+        (None, TEN, 2, ("batchtune sweep",)),
+    ],
+)
+def test_a_run_that_cannot_tell_says_what_would_help(
+    ask: Ask,
+    tmp_path: Path,
+    scenario: Scenario | None,
+    words: tuple[str, ...],
+    code: int,
+    expected: tuple[str, ...],
+) -> None:
+    if scenario is not None:
+        create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
+    ended, _, err = ask(*words, root=tmp_path)
+    assert ended == code
+    assert all(part in err for part in expected), err
 
 
 def test_a_server_whose_batch_rows_nobody_named_has_no_twin(tmp_path: Path) -> None:
     """Of kind http: which of its parameters the rows are only `means` says."""
-    scenario = scenario_of(
-        target={
-            "kind": "http",
-            "url": "http://h/score",
-            "set": {"env": {"size": "SIZE"}},
-            "launch": ["true"],
-        },
-        request={"body": {"x": "{{row}}"}},
-        load={"arrivals": "poisson"},
-        slo={"p95": "50ms"},
-        objective="capacity",
-        search={"space": {"size": [1, 8]}},
-    )
+    target = {"kind": "http", "url": "http://h/score", "set": {"env": {"size": "SIZE"}}, "launch": ["true"]}
+    search = {"space": {"size": [1, 8]}}
+    scenario = capacity_scenario(target=target, request={"body": {"x": "{{row}}"}}, search=search)
     run = create_run(scenario, format_scenario(scenario), root=tmp_path, provenance={})
-    with pytest.raises(
-        TwinError, match=r"without target\.means\.rows, which the simulator does not support"
-    ) as told:
+    unsupported = r"without target\.means\.rows, which the simulator does not support"
+    with pytest.raises(TwinError, match=unsupported) as raised:
         cli_calibrated.calibrated_run(run, quiet=True)
-    assert "add means: {rows: PARAMETER} to target" in told.value.hint
+    assert "add means: {rows: PARAMETER} to target" in raised.value.hint
 
 
 OWN_WORDS = (("max_batch_size", "max_batch", 1), ("batch_timeout_micros", "wait_ms", 1000))
@@ -602,21 +481,6 @@ def test_batching_that_is_asked_for_runs_as_many_batches_at_once_as_the_base() -
     assert asked.label() == "max_batch=8 workers=3 model=x"
     (off,) = cli_calibrated.asked_configurations(base, {"enable_batching": [False]})
     assert off == base
-
-
-def test_without_any_run_the_sweep_is_named(ask: Ask, tmp_path: Path) -> None:
-    code, _, err = ask("plan", "--rate", "10", root=tmp_path)
-    assert code == 2
-    assert "batchtune sweep" in err
-
-
-def test_a_scenario_without_a_limit_asks_for_one_before_anything_is_calibrated(
-    ask: Ask, tmp_path: Path
-) -> None:
-    recorded(tmp_path / "results", scenario_of(slo={}), ())
-    code, _, err = ask("plan", "--rate", "10", root=tmp_path / "results")
-    assert code == 2
-    assert "--slo-p95 20ms" in err
 
 
 def test_what_is_slow_says_so_and_what_is_quick_does_not(

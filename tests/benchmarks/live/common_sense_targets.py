@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from tests.benchmarks.emulated import Emulated
-from tests.benchmarks.zoo.zoo_models import model_directory
+from tests.benchmarks.zoo.zoo_models import model_directory, save_onnx
 
 Objective = Literal["capacity", "closed", "latency"]
 OBJECTIVES: tuple[Objective, ...] = ("capacity", "closed", "latency")
@@ -75,24 +75,17 @@ TARGETS = {
 
 def _written_onnx_net(path: Path) -> Path:
     """Three dense layers of 512 units between 128 numbers and 16 scores."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
     random = np.random.default_rng(1)
     sizes = (128, 512, 512, 512, 16)
-    weights, nodes, given = [], [], "x"
+    weights, nodes, given = {}, [], "x"
     for layer, (before, after) in enumerate(pairwise(sizes)):
-        weight = random.normal(0.0, before**-0.5, (before, after)).astype(np.float32)
-        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
+        weights[f"w{layer}"] = random.normal(0.0, before**-0.5, (before, after)).astype(np.float32)
         nodes.append(helper.make_node("MatMul", [given, f"w{layer}"], [f"m{layer}"]))
         given = f"h{layer}" if layer < len(sizes) - 2 else "scores"
         nodes.append(helper.make_node("Relu", [f"m{layer}"], [given]))
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, sizes[0]])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, sizes[-1]])],
-        weights,
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=8), path)
+    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, sizes[0]])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, sizes[-1]])
+    save_onnx(path, nodes, taken, [scores], **weights)
     return path

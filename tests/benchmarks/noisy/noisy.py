@@ -159,7 +159,7 @@ def _print(results: Sequence[Judged], beside: Sequence[Judged]) -> None:
     parts = [table.figures(both), table.each_sweep(both), table.errors(both)]
     for search in dict.fromkeys(one.sweep.search for one in both):
         met = table.bars([one for one in both if one.sweep.search == search])
-        parts.append("\n".join([f"bars of the {search}", *(bar.text() for bar in met)]))
+        parts.append("\n".join([f"bars of the {search}", *met]))
     for search in dict.fromkeys(one.sweep.search for one in beside):
         theirs = [one for one in beside if one.sweep.search == search]
         parts.append(f"less the {search}'s\n{table.compared(results, theirs)}")

@@ -7,15 +7,14 @@ error of 5 %. All proposers begin with what a sweep has tried by then: the small
 and with most, and the best size and threads, everything else as the server has it. Printed: the true share of the best of
 whoever measured best after so many proposals, the median over the seeds; the mean; the tenth percentile.
 
-`tpe` is Optuna's TPESampler with one distribution of all parameters (multivariate), `single` with one for each parameter.
 `neighbours + NAME`: neighbours while there are untried ones, then the sampler, which is not told of the neighbours' runs;
-`(told all)`: it is. GPSampler needs torch, and is left out without it.
+`(told all)`: it is. `tpe` is Optuna's TPESampler with one distribution of all parameters (multivariate), `single` with one
+for each parameter.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -168,7 +167,7 @@ def neighbours(values: Values, seen: Seen, seed: int) -> tuple[Point, str] | Non
     return untried[int(np.random.default_rng(seed).integers(len(untried)))], "neighbour"
 
 
-def sampled(make: Sampler, *, told_all: bool = False) -> Proposer:
+def sampled(make: Sampler, *, told_all: bool) -> Proposer:
     """What a sampler names that was not tried; at random where it repeats itself."""
 
     def propose(values: Values, seen: Seen, seed: int) -> tuple[Point, str]:
@@ -185,21 +184,22 @@ def sampled(make: Sampler, *, told_all: bool = False) -> Proposer:
     return propose
 
 
-def then(first: Proposer, beyond: Proposer) -> Proposer:
-    return lambda values, seen, seed: first(values, seen, seed) or beyond(values, seen, seed)
+def then(make: Sampler, *, told_all: bool = False) -> Proposer:
+    beyond = sampled(make, told_all=told_all)
+    return lambda values, seen, seed: neighbours(values, seen, seed) or beyond(values, seen, seed)
 
 
-def _samplers() -> dict[str, Sampler]:
-    made: dict[str, Sampler] = {
-        "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
-        # A sequence is drawn from its beginning: every proposal of a run is of the same one.
-        "qmc": lambda seed: optuna.samplers.QMCSampler(seed=seed // 1000, scramble=True),
-        "tpe": usual_sampler,
-        "single": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=False),
-    }
-    if importlib.util.find_spec("torch") is not None:
-        made["gp"] = lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=4)
-    return made
+PROPOSERS: dict[str, Proposer] = {
+    "neighbours": neighbours,
+    "neighbours + random": then(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
+    # A sequence is drawn from its beginning: every proposal of a run is of the same one.
+    "neighbours + qmc": then(lambda seed: optuna.samplers.QMCSampler(seed=seed // 1000, scramble=True)),
+    "neighbours + single": then(
+        lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=4, multivariate=False)
+    ),
+    "neighbours + tpe": then(usual_sampler),
+    "neighbours + tpe (told all)": then(usual_sampler, told_all=True),
+}
 
 
 def shares(surface: Surface, proposer: Proposer, *, seed: int) -> list[float]:
@@ -229,16 +229,10 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    samplers = _samplers()
-    proposers: dict[str, Proposer] = {"neighbours": neighbours}
-    proposers |= {name: sampled(make) for name, make in samplers.items()}
-    for name, make in samplers.items():
-        proposers[f"neighbours + {name}"] = then(neighbours, sampled(make))
-        proposers[f"neighbours + {name} (told all)"] = then(neighbours, sampled(make, told_all=True))
     for draw in (three, words, five, trap):
         space = draw(np.random.default_rng(0)).points()
         print(f"\n{draw.__name__}: {len(space)} points; after {', '.join(map(str, AFTER))} proposals")
-        for name, proposer in proposers.items():
+        for name, proposer in PROPOSERS.items():
             found = np.array(
                 [shares(draw(np.random.default_rng(seed)), proposer, seed=seed) for seed in range(seeds)]
             )

@@ -6,8 +6,10 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
+from tests.benchmarks.bars import Bar
 from tests.benchmarks.noisy.hosts import HOSTS
 from tests.benchmarks.noisy.judge import Judged, Sweep
 
@@ -16,26 +18,6 @@ NEVER_BELOW = 0.95
 SHORT_S, USUAL_S, LONG_S = 25.0, 45.0, 90.0
 THINKING_RATIO = 0.05
 """The bars: no rate stated so far too high, no answer so far below a reference, and the budgets that they speak of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What must be reached: `value` at least `least`, or at most `most`."""
-
-    what: str
-    value: float
-    sweeps: int
-    least: float = -math.inf
-    most: float = math.inf
-
-    @property
-    def is_met(self) -> bool:
-        return self.least <= self.value <= self.most
-
-    def text(self) -> str:
-        need = f">= {self.least:.0%}" if self.least > -math.inf else f"<= {self.most:.0%}"
-        word = "PASS" if self.is_met else "FAIL"
-        return f"{word}  {self.value:6.1%}  ({need}; {self.sweeps} sweeps)  {self.what}"
 
 
 Cell = tuple[str, float, str]
@@ -56,7 +38,7 @@ COLUMNS: tuple[tuple[str, Callable[[Sequence[Judged]], str]], ...] = (
     ("no answer", lambda cell: str(sum(one.error is not None for one in cell))),
     ("share, median", lambda cell: f"{statistics.median(one.share for one in cell):.0%}"),
     ("worst", lambda cell: f"{min(one.share for one in cell):.0%}"),
-    (">= 95 / 92 / 85 %", lambda cell: " / ".join(f"{_at_least(cell, share):.0%}" for share in (0.95, 0.92, 0.85))),
+    (">= 95 / 92 / 85 %", lambda cell: " / ".join(f"{_ratio(cell, partial(_reaches, share)):.0%}" for share in (0.95, 0.92, 0.85))),
     ("< 95 % of a reference", lambda cell: str(_count(cell, _below_reference))),
     ("< 95 % of held", lambda cell: str(_count(cell, _below_held))),
     ("(of any that held)", lambda cell: str(_count(cell, lambda one: one.of_any_held < NEVER_BELOW))),
@@ -109,20 +91,20 @@ def errors(results: Sequence[Judged]) -> str:
     )
 
 
-def bars(results: Sequence[Judged]) -> list[Bar]:
+def bars(results: Sequence[Judged]) -> Iterator[str]:
     """Those that the sweeps at hand can show; of one search."""
-    found = [*_share_bars(results), *_established_bars(results)]
-    count = len(results)
-    overall = (
-        ("below 95 % of the defaults or of no batching", _below_reference, 0.0),
-        ("below 95 % of what the sweep's own runs held", _below_held, 0.0),
-        ("stated more than 5 % above the truth", _is_overstated, 0.02),
-        ("wrongly established", lambda one: one.wrongly_established, 0.01),
-        ("thinking takes more than 5 % of the budget", lambda one: _thinking_ratio(one) > THINKING_RATIO, 0.0),
-    )  # fmt: skip
-    found += [Bar(what, _ratio(results, is_so), count, most=most) for what, is_so, most in overall]
-    held = _ratio(results, lambda one: one.bracket_holds)
-    return [*found, Bar("the bracket holds the truth", held, count, least=0.9)]
+    for (host, budget_s, _), cell in by_cell(results).items():
+        at_least = _floor(host, budget_s)
+        if at_least is not None:
+            share, ratio = at_least
+            says = f"{host}, {budget_s:g} s: at least {share:.0%} of the best"
+            yield Bar(says=says, good=partial(_reaches, share), ratio=ratio).line(cell)
+    for (host, budget_s, _), cell in by_cell(results).items():
+        if host == "quiet" and budget_s >= USUAL_S:
+            ratio = 0.85 if budget_s >= LONG_S else 0.7
+            says = f"{host}, {budget_s:g} s: established"
+            yield Bar(says=says, good=lambda one: one.established, ratio=ratio).line(cell)
+    yield from (bar.line(results) for bar in BARS)
 
 
 def compared(results: Sequence[Judged], beside: Sequence[Judged]) -> str:
@@ -140,25 +122,15 @@ def compared(results: Sequence[Judged], beside: Sequence[Judged]) -> str:
     return _aligned(rows) if pairs else "no sweep was made by both"
 
 
-def _share_bars(results: Sequence[Judged]) -> Iterator[Bar]:
-    for (host, budget_s, _), cell in by_cell(results).items():
-        floor: tuple[float, float] | None = None
-        if budget_s >= USUAL_S:
-            floor = {"quiet": (0.95, 0.97), "ordinary": (0.92, 0.97), "harsh": (0.85, 0.95)}[host]
-        elif budget_s <= SHORT_S and host != "harsh":
-            floor = (0.85, 0.95)
-        if floor is not None:
-            share, least = floor
-            what = f"{host}, {budget_s:g} s: at least {share:.0%} of the best"
-            yield Bar(what, _at_least(cell, share), len(cell), least=least)
+def _floor(host: str, budget_s: float) -> tuple[float, float] | None:
+    """The share of the best that so many of the sweeps must reach."""
+    if budget_s >= USUAL_S:
+        return {"quiet": (0.95, 0.97), "ordinary": (0.92, 0.97), "harsh": (0.85, 0.95)}[host]
+    return (0.85, 0.95) if budget_s <= SHORT_S and host != "harsh" else None
 
 
-def _established_bars(results: Sequence[Judged]) -> Iterator[Bar]:
-    for (host, budget_s, _), cell in by_cell(results).items():
-        if host == "quiet" and budget_s >= USUAL_S:
-            least = 0.85 if budget_s >= LONG_S else 0.7
-            established = _ratio(cell, lambda one: one.established)
-            yield Bar(f"{host}, {budget_s:g} s: established", established, len(cell), least=least)
+def _reaches(share: float, one: Judged) -> bool:
+    return one.share >= share
 
 
 def _below_reference(one: Judged) -> bool:
@@ -177,8 +149,19 @@ def _thinking_ratio(one: Judged) -> float:
     return one.thinking_s / one.sweep.budget_s
 
 
-def _at_least(cell: Sequence[Judged], share: float) -> float:
-    return _ratio(cell, lambda one: one.share >= share)
+BARS: tuple[Bar[Judged], ...] = (
+    Bar(says="below 95 % of the defaults or of no batching", good=_below_reference, ratio=0.0, most=True),
+    Bar(says="below 95 % of what the sweep's own runs held", good=_below_held, ratio=0.0, most=True),
+    Bar(says="stated more than 5 % above the truth", good=_is_overstated, ratio=0.02, most=True),
+    Bar(says="wrongly established", good=lambda one: one.wrongly_established, ratio=0.01, most=True),
+    Bar(
+        says="thinking takes more than 5 % of the budget",
+        good=lambda one: _thinking_ratio(one) > THINKING_RATIO,
+        ratio=0.0,
+        most=True,
+    ),
+    Bar(says="the bracket holds the truth", good=lambda one: one.bracket_holds, ratio=0.9),
+)
 
 
 def _count(cell: Sequence[Judged], is_so: Callable[[Judged], bool]) -> int:

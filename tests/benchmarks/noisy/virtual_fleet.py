@@ -91,13 +91,15 @@ class VirtualFleet:
             configuration = self._target.in_force
             assert configuration is not None
             played = self._play(job, configuration)
-            duration_s = job.arrivals.duration_s
             stopped_s = _watch(played, job, on_progress, should_stop)
-            ended = _Ended.of(played, job, stopped_s=stopped_s)
-            self._count(played, self._device.batcher(configuration), ended.sent)
-            self._target.busy_until_s = self._clock.now_s + float(ended.server_done_s.max(initial=0.0))
-            self._clock.sleep(ended.wall_s)
-            return self._samples(job, ended, stopped_early=stopped_s < duration_s)
+            early = stopped_s < job.arrivals.duration_s
+            sent = int(np.searchsorted(played.due_s, stopped_s, side="right" if early else "left"))
+            self._count(played, self._device.batcher(configuration), sent)
+            rest_s = float(played.server_done_s[:sent].max(initial=0.0))
+            self._target.busy_until_s = self._clock.now_s + rest_s
+            samples = self._samples(job, played, sent, stopped_s)
+            self._clock.sleep(samples.wall_s)
+            return samples
 
     def retire(self, name: str, why: str) -> bool:
         """The only worker stays."""
@@ -159,69 +161,43 @@ class VirtualFleet:
             count(f"{OURS}batch_execution_count", int(batches_by_rows[size]), batch_size=str(size))
             count(f"{OURS}batch_execution_micros_total", float(micros_by_rows[size]), batch_size=str(size))
 
-    def _samples(self, job: LoadJob, ended: _Ended, *, stopped_early: bool) -> Samples:
-        arrivals = job.arrivals
-        due_ns, sent_ns = _ns(ended.due_s), _ns(ended.sent_s)
-        done_ns = np.where(ended.status == Status.UNFINISHED, NEVER_NS, _ns(ended.done_s))
-        per_request_s = 1.0 / self.client_max_rps if self.client_max_rps else CLIENT_CPU_S
-        refused = bool((ended.status == Status.QUEUE_FULL).any())
-        return Samples(
-            due_ns=due_ns,
-            sent_ns=sent_ns,
-            first_byte_ns=done_ns.copy(),
-            done_ns=done_ns,
-            connection_wait_ns=np.zeros_like(due_ns),
-            status=ended.status,
-            rows=np.full(len(due_ns), self._device.rows, dtype=np.int32),
-            started_ns=0,
-            wall_s=ended.wall_s,
-            client_cpu_s=min(per_request_s * len(due_ns), ended.wall_s),
-            client_cores=1,
-            concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
-            offered_rps=arrivals.offered_rps if isinstance(arrivals, Schedule) else None,
-            stopped_early=stopped_early,
-            error_texts={"QUEUE_FULL": QUEUE_FULL_TEXT} if refused else {},
-        )
+    def _samples(self, job: LoadJob, played: _Played, sent: int, stopped_s: float) -> Samples:
+        """The requests that were sent until the load ended or was stopped.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """The requests that were sent until a load ended or was stopped; columns as in `_Played`, `sent` is their number.
-
-    A request without an answer when it times out, or when the client gives up, never gets one.
-    """
-
-    due_s: NDArray[np.float64]
-    sent_s: NDArray[np.float64]
-    done_s: NDArray[np.float64]
-    server_done_s: NDArray[np.float64]
-    status: NDArray[np.uint8]
-    wall_s: float
-    sent: int
-
-    @classmethod
-    def of(cls, played: _Played, job: LoadJob, *, stopped_s: float) -> _Ended:
-        duration_s, timeout_s = job.arrivals.duration_s, job.timeout_or_default_s
+        A request without an answer when it times out, or when the client gives up, never gets one.
+        """
+        arrivals, timeout_s = job.arrivals, job.timeout_or_default_s
         drain_s = timeout_s if job.drain_s is None else job.drain_s
-        early = stopped_s < duration_s
-        sent = int(np.searchsorted(played.due_s, stopped_s, side="right" if early else "left"))
-        due_s, done_s = played.due_s[:sent], played.done_s[:sent]
+        early = stopped_s < arrivals.duration_s
+        due_s, done_s, refused = played.due_s[:sent], played.done_s[:sent], played.refused[:sent]
         gives_up_s = stopped_s + (min(drain_s, DRAIN_AFTER_STOP_S) if early else drain_s)
         timed_out = done_s - due_s > timeout_s
         done_s = np.where(timed_out, due_s + timeout_s, done_s)
         unfinished = done_s > gives_up_s
-        status = np.where(played.refused[:sent], Status.QUEUE_FULL, Status.OK)
-        status = np.where(timed_out, Status.TIMEOUT, status)
-        status = np.where(unfinished, Status.UNFINISHED, status).astype(np.uint8)
-        last_s = gives_up_s if unfinished.any() else float(done_s.max(initial=0.0))
-        return cls(
-            due_s=due_s,
-            sent_s=np.minimum(played.sent_s[:sent], done_s),
-            done_s=done_s,
-            server_done_s=played.server_done_s[:sent],
+        status = np.select(
+            [unfinished, timed_out, refused],
+            [Status.UNFINISHED, Status.TIMEOUT, Status.QUEUE_FULL],
+            Status.OK,
+        ).astype(np.uint8)
+        wall_s = max(stopped_s, gives_up_s if unfinished.any() else float(done_s.max(initial=0.0)))
+        due_ns, done_ns = _ns(due_s), np.where(unfinished, NEVER_NS, _ns(done_s))
+        per_request_s = 1.0 / self.client_max_rps if self.client_max_rps else CLIENT_CPU_S
+        return Samples(
+            due_ns=due_ns,
+            sent_ns=_ns(np.minimum(played.sent_s[:sent], done_s)),
+            first_byte_ns=done_ns.copy(),
+            done_ns=done_ns,
+            connection_wait_ns=np.zeros_like(due_ns),
             status=status,
-            wall_s=max(stopped_s, last_s),
-            sent=sent,
+            rows=np.full(sent, self._device.rows, dtype=np.int32),
+            started_ns=0,
+            wall_s=wall_s,
+            client_cpu_s=min(per_request_s * sent, wall_s),
+            client_cores=1,
+            concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
+            offered_rps=arrivals.offered_rps if isinstance(arrivals, Schedule) else None,
+            stopped_early=early,
+            error_texts={"QUEUE_FULL": QUEUE_FULL_TEXT} if (status == Status.QUEUE_FULL).any() else {},
         )
 
 

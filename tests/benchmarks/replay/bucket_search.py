@@ -18,25 +18,27 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchtune.batching.parameters import (
     LENGTH_BUCKETS,
-    BatchingParameters,
     Configuration,
     boundaries_for,
     parse_length_buckets,
     rounded_up,
 )
-from batchtune.errors import BatchtuneError
 from batchtune.load.fleet import LoadJob
+from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.server.sessions.bucketed_session import FIRST_REQUESTS
 from batchtune.tune.answer.recommend import recommend
@@ -105,8 +107,8 @@ class BucketFleet(FakeFleet):
         self._seed = seed
 
     def _play(self, job: LoadJob, configuration: Configuration, slower: float) -> _Played:
-        seed = 1000 * self._seed + len(self.jobs)
-        return BucketPlayed(job, configuration, self._target, slower, lengths=self._lengths, seed=seed)
+        drawn = self._lengths.draw(50_000, 1000 * self._seed + len(self.jobs))
+        return BucketPlayed(job, configuration, self._target, slower, drawn)
 
 
 class BucketPlayed(_Played):
@@ -118,14 +120,13 @@ class BucketPlayed(_Played):
         configuration: Configuration,
         target: FakeTarget,
         slower: float,
-        *,
-        lengths: Lengths,
-        seed: int,
+        lengths: NDArray[np.int64],
     ) -> None:
-        self._boundaries = boundaries_of(configuration)
+        buckets = dict(configuration.flags).get(LENGTH_BUCKETS, "none")
+        self._boundaries = parse_length_buckets(buckets) if configuration.batching else ()
         self._queues: list[deque[int]] = [deque() for _ in range(len(self._boundaries) + 1)]
         self._turn = 0
-        self._lengths = lengths.draw(50_000, seed).tolist()
+        self._lengths = lengths.tolist()
         super().__init__(job, configuration, target, slower)
 
     def _length(self, request: int) -> int:
@@ -158,58 +159,45 @@ class BucketPlayed(_Played):
                 self._count(len(batch), took_s, "full" if full else "timeout")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Of one traffic: the recommended and the best set, and what the first and one queue lose to the best."""
-
-    chosen: Configuration
-    best: tuple[int, ...]
-    loss: float
-    without: float
-    trials: int
-
-
-def boundaries_of(configuration: Configuration) -> tuple[int, ...]:
-    if configuration.batching is None:
-        return ()
-    return parse_length_buckets(dict(configuration.flags).get(LENGTH_BUCKETS, "none"))
-
-
-def scenario(seed: int, duration_s: float) -> Scenario:
-    sets = ["none", *(list(boundaries) for boundaries in SETS)]
+def scenario(seed: int) -> Scenario:
     return scenario_of(
-        load={"arrivals": "closed", "concurrency": CLIENTS, "warm_up": "200ms", "duration": f"{duration_s}s"},
+        load={"arrivals": "closed", "concurrency": CLIENTS, "warm_up": "200ms", "duration": "2s"},
         slo={"p95": "2s"},
         fixed={"max_batch_size": SIZE, "batch_timeout_micros": TIMEOUT_MICROS, "num_batch_threads": 1},
         search={
             "strategy": "guided",
             "budget": {"time": f"{BUDGET_S}s"},
             "seed": seed,
-            "space": {"length_buckets": sets},
+            "space": {LENGTH_BUCKETS: ["none", *map(list, SETS)]},
         },
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one traffic: what the recommended set and one queue lose to the best, and a line of it."""
+
+    loss: float
+    text: str
+
+
 def outcome(traffic: int) -> Outcome:
     lengths = TRAFFICS[traffic]
-    asked = scenario(traffic + 1, 2.0)
+    asked = scenario(traffic + 1)
     clock = FakeClock()
     target = FakeTarget(clock, law=Law(noise=NOISE))
     fleet = BucketFleet(target, lengths, seed=traffic + 1)
     trials = [finished.trial for finished in sweep(asked, target, fleet, now_s=clock)]
     truth = true_by_set(lengths)
     best = max(truth, key=lambda boundaries: truth[boundaries])
-    try:
-        chosen = recommend(trials, scenario=asked).configuration
-    except BatchtuneError as error:
-        raise SystemExit(f"{lengths.in_words()}: {error.message}") from error
-    return Outcome(
-        chosen=chosen,
-        best=best,
-        loss=1.0 - true_rps(lengths, chosen) / truth[best],
-        without=1.0 - truth[()] / truth[best],
-        trials=len(trials),
+    chosen = recommend(trials, scenario=asked).configuration
+    loss, without = 1.0 - true_rps(lengths, chosen) / truth[best], 1.0 - truth[()] / truth[best]
+    named = dict(chosen.flags).get(LENGTH_BUCKETS) or chosen.label()
+    text = (
+        f"{traffic:2}  loss {loss:6.1%}  one queue {without:6.1%}  {len(trials)} trials  "
+        f"{named} for {','.join(map(str, best)) or 'none'}  [{lengths.in_words()}]"
     )
+    return Outcome(loss=loss, text=text)
 
 
 def automatic_losses(traffic: int, most: list[int]) -> list[float]:
@@ -226,43 +214,27 @@ def true_by_set(lengths: Lengths) -> dict[tuple[int, ...], float]:
 
 
 def configuration_of(boundaries: tuple[int, ...]) -> Configuration:
-    flags = ((LENGTH_BUCKETS, ",".join(map(str, boundaries))),) if boundaries else ()
-    parameters = BatchingParameters(
-        max_batch_size=SIZE, batch_timeout_micros=TIMEOUT_MICROS, num_batch_threads=1
-    )
-    return Configuration(batching=parameters, flags=flags)
+    return scenario(1).configuration({LENGTH_BUCKETS: ",".join(map(str, boundaries))} if boundaries else {})
 
 
 def true_rps(lengths: Lengths, configuration: Configuration) -> float:
     """Requests/s over a long run, the same lengths for every set."""
-    from batchtune.scenario.arrivals import ClosedLoop
-
-    clock = FakeClock()
-    target = FakeTarget(clock, law=Law())
-    played = BucketPlayed(
-        Job(arrivals=ClosedLoop(concurrency=CLIENTS, duration_s=TRUE_S)),  # type: ignore[arg-type]
-        configuration,
-        target,
-        1.0,
-        lengths=lengths,
-        seed=7,
+    job: Any = SimpleNamespace(
+        arrivals=ClosedLoop(concurrency=CLIENTS, duration_s=TRUE_S),
+        requests=SimpleNamespace(rows=(1,)),
+        drain_s=1.0,
+        timeout_or_default_s=10.0,
     )
+    played = BucketPlayed(job, configuration, FakeTarget(FakeClock()), 1.0, lengths.draw(50_000, 7))
     return len(played._done) / TRUE_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    rows: tuple[int, ...] = (1,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a played job reads."""
-
-    arrivals: object
-    requests: Requests = Requests()
-    drain_s: float | None = 1.0
-    timeout_or_default_s: float = 10.0
+def print_losses(losses: Sequence[float], *, of: str) -> None:
+    near = sum(loss <= 0.05 for loss in losses)
+    print(
+        f"{near} of {len(losses)} within 5 % of the best{of}; mean loss {statistics.mean(losses):.1%}, worst "
+        f"{max(losses):.1%}"
+    )
 
 
 def main() -> None:
@@ -271,41 +243,21 @@ def main() -> None:
     parser.add_argument("--to", dest="end", type=int, default=len(TRAFFICS))
     parser.add_argument("--auto", type=lambda text: [int(word) for word in text.split(",")], metavar="4,6,8")
     asked = parser.parse_args()
-    if asked.auto:
-        print_automatic(range(asked.first, asked.end), asked.auto)
-        return
-    began_s, outcomes = time.monotonic(), []
+    traffics = range(asked.first, asked.end)
     with ProcessPoolExecutor(2) as pool:
-        traffics = range(asked.first, asked.end)
-        for traffic, result in zip(traffics, pool.map(outcome, traffics), strict=True):
-            outcomes.append(result)
-            chosen = dict(result.chosen.flags).get(LENGTH_BUCKETS) or result.chosen.label()
-            print(
-                f"{traffic:2}  loss {result.loss:6.1%}  one queue {result.without:6.1%}  {result.trials} trials  "
-                f"{chosen} for {','.join(map(str, result.best)) or 'none'}  [{TRAFFICS[traffic].in_words()}]",
-                flush=True,
-            )
-    losses = [result.loss for result in outcomes]
-    print(
-        f"{sum(loss <= 0.05 for loss in losses)} of {len(losses)} within 5 % of the best; mean loss "
-        f"{statistics.mean(losses):.1%}, worst {max(losses):.1%}; {time.monotonic() - began_s:.0f} s"
-    )
-
-
-def print_automatic(traffics: range, most: list[int]) -> None:
-    with ProcessPoolExecutor(2) as pool:
-        losses = list(pool.map(automatic_losses, traffics, [most] * len(traffics)))
-    for traffic, lost in zip(traffics, losses, strict=True):
-        print(
-            f"{traffic:2}  "
-            + "  ".join(f"{loss:6.1%}" for loss in lost)
-            + f"  [{TRAFFICS[traffic].in_words()}]"
-        )
-    for queues, lost_by_queues in zip(most, zip(*losses, strict=True), strict=True):
-        print(
-            f"{queues} queues: {sum(loss <= 0.05 for loss in lost_by_queues)} of {len(traffics)} within 5 % of the best of "
-            f"{len(SETS)} sets; mean loss {statistics.mean(lost_by_queues):.1%}, worst {max(lost_by_queues):.1%}"
-        )
+        if not asked.auto:
+            losses = []
+            for result in pool.map(outcome, traffics):
+                losses.append(result.loss)
+                print(result.text, flush=True)
+            print_losses(losses, of="")
+            return
+        by_traffic = list(pool.map(partial(automatic_losses, most=asked.auto), traffics))
+    for traffic, lost in zip(traffics, by_traffic, strict=True):
+        print(f"{traffic:2}  {'  '.join(f'{loss:6.1%}' for loss in lost)}  [{TRAFFICS[traffic].in_words()}]")
+    for queues, losses in zip(asked.auto, map(list, zip(*by_traffic, strict=True)), strict=True):
+        print(f"{queues} queues: ", end="")
+        print_losses(losses, of=f" of {len(SETS)} sets")
 
 
 if __name__ == "__main__":

@@ -138,37 +138,33 @@ def _words(version: Path) -> None:
     tf.saved_model.save(words, str(version), signatures={"serving_default": words.__call__})
 
 
+def save_onnx(path: Path, nodes: list[Any], given: Any, outputs: list[Any], **weights: Any) -> None:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    named = [numpy_helper.from_array(weight, name) for name, weight in weights.items()]
+    opsets = [helper.make_opsetid("", 15), helper.make_opsetid("ai.onnx.ml", 1)]
+    graph = helper.make_graph(nodes, path.stem, [given], outputs, named)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
 def _forest(version: Path, *, zipmap: bool = False) -> None:
     """A random forest as scikit-learn's converter writes it: 100 trees of depth 6, three classes."""
-    import onnx
     from onnx import TensorProto, helper
 
+    of_ml = {"domain": "ai.onnx.ml", "classlabels_int64s": [0, 1, 2]}
+    attributes = {**of_ml, **_trees(trees=100, depth=6), "post_transform": "NONE"}
+    nodes = [helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], **attributes)]
     outputs = [helper.make_tensor_value_info("label", TensorProto.INT64, [None])]
-    nodes = [
-        helper.make_node(
-            "TreeEnsembleClassifier",
-            ["x"],
-            ["label", "scores"],
-            domain="ai.onnx.ml",
-            classlabels_int64s=[0, 1, 2],
-            post_transform="NONE",
-            **_trees(trees=100, depth=6),
-        )
-    ]
     if zipmap:
-        nodes.append(
-            helper.make_node("ZipMap", ["scores"], ["map"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
-        )
-        pairs = helper.make_map_type_proto(
-            TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
-        )
+        nodes.append(helper.make_node("ZipMap", ["scores"], ["map"], **of_ml))
+        score = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+        pairs = helper.make_map_type_proto(TensorProto.INT64, score)
         outputs.append(helper.make_value_info("map", helper.make_sequence_type_proto(pairs)))
     else:
         outputs.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 3]))
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, FEATURES])
-    graph = helper.make_graph(nodes, "forest", [given], outputs)
-    opsets = [helper.make_opsetid("", 15), helper.make_opsetid("ai.onnx.ml", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), version / "model.onnx")
+    save_onnx(version / "model.onnx", nodes, given, outputs)
 
 
 def _trees(*, trees: int, depth: int) -> dict[str, list[Any]]:
@@ -195,26 +191,16 @@ def _trees(*, trees: int, depth: int) -> dict[str, list[Any]]:
 
 def _fixed_batch(version: Path) -> None:
     """The commonest mistake in exporting to ONNX: the batch dimension is fixed at 1."""
-    import onnx
     from onnx import TensorProto, helper
 
     weight = np.random.default_rng(1).normal(size=(FEATURES, 4)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "fixed",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, FEATURES])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor("w", TensorProto.FLOAT, weight.shape, weight.ravel().tolist())],
-    )
-    opsets = [helper.make_opsetid("", 15)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), version / "model.onnx")
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, FEATURES])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    save_onnx(version / "model.onnx", nodes, given, [output], w=weight)
 
 
-def _broken(version: Path) -> None:
-    (version / "saved_model.pb").write_bytes(b"cut off in the middle of a copy")
-
-
-BUILDERS: dict[str, Callable[[Path], None]] = {
+BUILDERS: dict[str, Callable[[Path], object]] = {
     "conv-net": _conv_net,
     "two-inputs": _two_inputs,
     "dense-slow": _dense_slow,
@@ -222,7 +208,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "forest": _forest,
     "forest-zipmap": lambda version: _forest(version, zipmap=True),
     "fixed-batch": _fixed_batch,
-    "broken": _broken,
+    "broken": lambda version: (version / "saved_model.pb").write_bytes(b"cut off in the middle of a copy"),
 }
 
 

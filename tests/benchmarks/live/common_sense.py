@@ -2,7 +2,7 @@
 
     python tests/benchmarks/live/common_sense.py --draw 90 --seed 1 --file common_sense.jsonl [--minutes-max 170]
     python tests/benchmarks/live/common_sense.py --only transformer --budgets 20 --hosts quiet --file try.jsonl
-    python tests/benchmarks/live/common_sense.py --table common_sense.jsonl
+    python tests/benchmarks/live/common_sense.py --draw 0 --file common_sense.jsonl       # only the table
 
 Twelve targets (common_sense_targets.py) × capacity, closed loop, latency at a rate × 20, 45, 90 s × a quiet host and one
 whose neighbour burns half of each CPU: a process pinned to each, started here and stopped by its id. `--draw` takes as many
@@ -296,9 +296,6 @@ def rows_of(file: Path) -> list[Row]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--file", type=Path, default=Path("common_sense.jsonl"), help="results, appended to")
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="print the table of such a file, and run nothing"
-    )
     parser.add_argument("--draw", type=int, help="so many questions of all; absent: all")
     parser.add_argument("--seed", type=int, default=1, help="of the draw")
     parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
@@ -309,16 +306,12 @@ def _arguments() -> argparse.Namespace:
         "--judge-s", type=float, default=45.0, help="no round of fresh loads begins after this"
     )
     parser.add_argument("--minutes-max", type=float, default=float("inf"), help="no sweep begins after this")
-    parser.add_argument("--keep", type=Path, help="a folder for the runs; absent: a temporary one")
     return parser.parse_args()
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     asked = _arguments()
-    if asked.table is not None:
-        print("\n".join(table(rows_of(asked.table))))
-        return
     started_s = time.monotonic()
     questions = drawn(asked)
     for number, question in enumerate(questions, start=1):
@@ -328,7 +321,7 @@ def main() -> None:
         if time.monotonic() - started_s > 60.0 * asked.minutes_max:
             print(f"stopped after {asked.minutes_max:g} minutes: {number - 1} of {len(questions)} questions")
             break
-        with tempfile.TemporaryDirectory(dir=asked.keep) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             row = asked_and_judged(question, Path(folder), rows, judge_s=asked.judge_s)
         with asked.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")

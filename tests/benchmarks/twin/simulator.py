@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from os import environ
 from statistics import median
 
@@ -49,40 +50,25 @@ def main() -> None:
     gaps = np.random.default_rng(1).exponential(1.0, REQUESTS)
     greedy, device = Batcher(max_batch_size=64), Device(tau_s=TAU)
     patient = Batcher(max_batch_size=64, batch_timeout_s=2.0, batch_threads=4, max_enqueued_batches=100)
+    shared = Device(tau_s=TAU, contention=0.6, front_end_s=0.01, jitter_ratio=0.1)
     for load in (0.1, 0.3, 0.7):
         due = np.cumsum(gaps) * PER_ROW_MS / load
-        batch = simulate_open(due, 1, greedy, device).mean_batch_rows
-        say(
-            f"plain kernel, load {load}, mean batch {batch:.1f}",
-            lambda due=due: simulate_open(due, 1, greedy, device),
-        )
-        say(
-            f"plain kernel, load {load}, 4 threads, timeout 2 ms",
-            lambda due=due: simulate_open(due, 1, patient, device),
-        )
         traffic = SimulatedTraffic(due_s=due, rows=1)
-        say(
-            f"general kernel, load {load}, as the first line",
-            lambda traffic=traffic: run_by_events(traffic, greedy, device),
-        )
-        shared = Device(tau_s=TAU, contention=0.6, front_end_s=0.01, jitter_ratio=0.1)
-        say(
-            f"general kernel, load {load}, 4 threads, contention, front end, jitter",
-            lambda traffic=traffic, shared=shared: run_by_events(traffic, patient, shared),
-        )
-    say("general kernel, closed loop of 128", lambda: simulate_closed(128, REQUESTS, 1, greedy, device))
+        plain, general = partial(simulate_open, due, 1), partial(run_by_events, traffic)
+        batch = plain(greedy, device).mean_batch_rows
+        say(f"plain kernel, load {load}, mean batch {batch:.1f}", partial(plain, greedy, device))
+        say(f"plain kernel, load {load}, 4 threads, timeout 2 ms", partial(plain, patient, device))
+        say(f"general kernel, load {load}, as the first line", partial(general, greedy, device))
+        every = f"general kernel, load {load}, 4 threads, contention, front end, jitter"
+        say(every, partial(general, patient, shared))
+    say("general kernel, closed loop of 128", partial(simulate_closed, 128, REQUESTS, 1, greedy, device))
     due = np.cumsum(gaps) * PER_ROW_MS / 0.5 / 100
     for routing in ("round_robin", "least_loaded"):
-        say(
-            f"100 replicas, {routing}",
-            lambda routing=routing: simulate_open(due, 1, greedy, device, replicas=100, routing=routing),
-        )
-    short, devices = np.cumsum(gaps[:20_000]) * PER_ROW_MS / 0.5, [device] * 30
-    say(
-        "summary of 30 draws of 20,000 requests, plain kernel",
-        lambda: summary_of(SimulatedTraffic(due_s=short, rows=1), greedy, devices, warm_up_s=100.0),
-        30 * 20_000,
-    )
+        many = partial(simulate_open, due, 1, greedy, device, replicas=100, routing=routing)
+        say(f"100 replicas, {routing}", many)
+    short = SimulatedTraffic(due_s=np.cumsum(gaps[:20_000]) * PER_ROW_MS / 0.5, rows=1)
+    draws = partial(summary_of, short, greedy, [device] * 30, warm_up_s=100.0)
+    say("summary of 30 draws of 20,000 requests, plain kernel", draws, 30 * 20_000)
 
 
 if __name__ == "__main__":

@@ -160,9 +160,7 @@ def print_twin(twin: Twin, *, measured_s: float, fit_s: float) -> None:
     print(accuracy_text(twin), flush=True)
 
 
-def compared(
-    point: Point, one: Measurement, twin: Twin, scenario: Scenario, *, verbose: bool
-) -> tuple[dict[str, float], bool]:
+def compared(point: Point, one: Measurement, twin: Twin, scenario: Scenario) -> tuple[dict[str, float], bool]:
     """Log of foretold over measured, by figure; whether the twin's interval of p95 and the measured one overlap."""
     clients = one.concurrency
     traffic = traffic_of(scenario, rate_rps=None if clients else one.offered_rps, concurrency=clients)
@@ -171,14 +169,6 @@ def compared(
     ours = {"p95": best.latency("p95").value, "throughput": best.throughput.value}
     theirs = {"p95": one.latency_s["p95"].value, "throughput": one.throughput_rps.value}
     off = {name: math.log(ours[name] / theirs[name]) for name in ours}
-    if verbose:
-        print(
-            f"   b {batcher.max_batch_size or 0:3d} T {batcher.batch_timeout_s * 1e3:4.1f} c {batcher.batch_threads} "
-            f"{f'N {clients}' if clients else f'λ {point.rate_rps:.0f}':11s} "
-            f"p95 {theirs['p95'] * 1e3:6.2f} {ours['p95'] * 1e3:6.2f} {off['p95']:+.2f}  "
-            f"X {theirs['throughput']:6.0f} {ours['throughput']:6.0f} {off['throughput']:+.2f}  "
-            f"{' '.join(sorted({note.code for note in one.caveats} - {'emulated_device'}))}"
-        )
     interval, measured = twin.predict(batcher, traffic).latency("p95"), one.latency_s["p95"]
     return off, interval.low <= measured.high and measured.low <= interval.high
 
@@ -189,7 +179,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--apart", action="store_true", help="server on the first CPU, client on the second")
     parser.add_argument("--held-out", type=int, default=30)
-    parser.add_argument("-v", "--verbose", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         scenario = scenario_of(asked.model, Path(folder), apart=asked.apart)
@@ -206,7 +195,7 @@ def main() -> None:
     errors: dict[str, list[float]] = defaultdict(list)
     outside = 0
     for point, one in held_out:
-        off, inside = compared(point, one, twin, scenario, verbose=asked.verbose)
+        off, inside = compared(point, one, twin, scenario)
         outside += not inside
         for name, value in off.items():
             errors[name].append(value)

@@ -1,6 +1,6 @@
 """Does `batchtune sweep` answer rightly for models of every kind and speed? A zoo of targets whose best is known.
 
-    python tests/benchmarks/zoo/zoo.py [--only NAME,...] [--repeat 1] [--seconds S] [--fresh 3] [--json FILE]
+    python tests/benchmarks/zoo/zoo.py [--only NAME,...] [--repeat 1] [--seconds S] [--fresh 3]
 
 Each target (zoo_table.py) is swept by the default strategy in a child process. Then: is the exit code true; how far
 lies the recommended configuration from the best of an exhaustive grid (zoo_truth.py; record_table.py records that of a
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from batchtune.batching.parameters import Configuration
@@ -45,23 +45,33 @@ FRESH_S = (3.0, 30.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One sweep and what became of it; regret: nan unknown, inf the SLO is missed in truth."""
+    """One sweep and what became of it; `why` the exit code is not true, "" where it is."""
 
-    target: str
-    seed: int
-    exit_code: int
-    exit_true: bool
+    target: ZooTarget
+    swept: Ended
+    chosen: Configuration | None
+    truth: Truth | None
+    loads: Sequence[Fresh]
+    holds: bool | None
     why: str
-    seconds: float
-    budget_s: float
-    recommended: str
-    inside_space: bool
-    best: str
-    regret: float
-    truth_noise: float
-    promise_holds: bool | None
-    fresh_inside: int
-    fresh: tuple[Fresh, ...]
+
+    @property
+    def told(self) -> list[Fresh]:
+        return _told(self.loads)
+
+    @property
+    def regret(self) -> float:
+        """nan: unknown; inf: the SLO is missed in truth."""
+        return math.nan if self.chosen is None or self.truth is None else self.truth.regret(self.chosen)
+
+    @property
+    def outside(self) -> bool:
+        known = self.chosen is not None and self.truth is not None
+        return known and self.chosen not in self.truth.candidates
+
+    @property
+    def fresh_inside(self) -> int:
+        return sum(load.inside(self.swept.document) for load in self.told)
 
 
 def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: Path) -> Judged:
@@ -75,23 +85,7 @@ def judge(target: ZooTarget, seed: int, *, budget_s: float, fresh: int, folder: 
     slo = read_scenario(scenario).slo
     holds = None if slo.p95_s is None else _holds(loads, p95_limit_s=slo.p95_s, error_ratio=slo.error_ratio)
     why = _untrue(target, swept, truth, holds, within_s=target.within_s or budget_s + START_UP_S)
-    return Judged(
-        target=target.name,
-        seed=seed,
-        exit_code=swept.code,
-        exit_true=not why,
-        why=why,
-        seconds=swept.seconds,
-        budget_s=budget_s,
-        recommended="" if chosen is None else chosen.label(),
-        inside_space=chosen is None or truth is None or truth.is_inside(chosen),
-        best="" if truth is None or not truth.anything_meets() else truth.best().label(),
-        regret=math.nan if chosen is None or truth is None else truth.regret(chosen),
-        truth_noise=0.0 if truth is None else truth.noise(),
-        promise_holds=holds,
-        fresh_inside=sum(load.inside(swept.document) for load in _told(loads)),
-        fresh=loads,
-    )
+    return Judged(target=target, swept=swept, chosen=chosen, truth=truth, loads=loads, holds=holds, why=why)
 
 
 def _fresh_loads(scenario: Path, swept: Ended, *, seed: int, wanted: int) -> tuple[Fresh, ...]:
@@ -157,16 +151,17 @@ def _untrue(
 
 def line(judged: Judged) -> str:
     regret = "  –  " if math.isnan(judged.regret) else f"{judged.regret:5.1%}"
-    noise = f" ±{judged.truth_noise:.1%}" if judged.truth_noise else ""
-    told = len(_told(judged.fresh))
-    spoilt = f" ({len(judged.fresh) - told} spoilt)" if told < len(judged.fresh) else ""
-    fresh = f"{judged.fresh_inside}/{told}{spoilt}" if judged.fresh else "–"
-    holds = {None: "–", True: "holds", False: "MISSED"}[judged.promise_holds]
+    deviation = 0.0 if judged.truth is None else judged.truth.noise()
+    noise = f" ±{deviation:.1%}" if deviation else ""
+    told = len(judged.told)
+    spoilt = f" ({len(judged.loads) - told} spoilt)" if told < len(judged.loads) else ""
+    fresh = f"{judged.fresh_inside}/{told}{spoilt}" if judged.loads else "–"
+    holds = {None: "–", True: "holds", False: "MISSED"}[judged.holds]
+    recommended = "" if judged.chosen is None else judged.chosen.label()
     return (
-        f"{judged.target:27s} exit {judged.exit_code} {'true ' if judged.exit_true else 'FALSE'} "
-        f"{judged.seconds:4.0f} s  regret {regret}{noise}  "
-        f"SLO {holds:6s} inside {fresh:4s} {judged.recommended}"
-        f"{'' if judged.inside_space else ' OUTSIDE THE SPACE'}{f'  [{judged.why}]' if judged.why else ''}"
+        f"{judged.target.name:27s} exit {judged.swept.code} {'FALSE' if judged.why else 'true '} "
+        f"{judged.swept.seconds:4.0f} s  regret {regret}{noise}  SLO {holds:6s} inside {fresh:4s} {recommended}"
+        f"{' OUTSIDE THE SPACE' if judged.outside else ''}{f'  [{judged.why}]' if judged.why else ''}"
     )
 
 
@@ -174,19 +169,19 @@ def summary(results: Sequence[Judged]) -> list[str]:
     """One line a bar of the issue."""
     known = [judged for judged in results if not math.isnan(judged.regret)]
     near = sum(judged.regret <= NEAR for judged in known)
-    silent = [judged.target for judged in known if judged.regret > FAR and judged.exit_code == 0]
-    stated = [judged for judged in results if judged.exit_code == 0 and judged.promise_holds is not None]
-    inside = sum(judged.fresh_inside for judged in results)
-    loads = sum(len(_told(judged.fresh)) for judged in results)
-    codes = Counter(judged.exit_code for judged in results)
+    sure = [judged for judged in results if judged.swept.code == 0]
+    silent = [judged.target.name for judged in sure if judged.regret > FAR]
+    stated = [judged for judged in sure if judged.holds is not None]
+    inside, loads = sum(each.fresh_inside for each in results), sum(len(each.told) for each in results)
+    codes = Counter(judged.swept.code for judged in results)
     ended = ", ".join(f"{codes[code]} × {code} {EXIT_WORDS.get(code, '')}".rstrip() for code in sorted(codes))
     return [
-        f"exit codes true: {sum(judged.exit_true for judged in results)} of {len(results)} (bar: all); {ended}",
+        f"exit codes true: {sum(not judged.why for judged in results)} of {len(results)} (bar: all); {ended}",
         f"within 5 % of the best: {near} of {len(known)} (bar: 90 %)",
         f"beyond 10 % without saying so: {', '.join(silent) or 'none'} (bar: none)",
-        f"established and held: {sum(bool(judged.promise_holds) for judged in stated)} of {len(stated)} (bar: 95 %)",
+        f"established and held: {sum(bool(judged.holds) for judged in stated)} of {len(stated)} (bar: 95 %)",
         f"fresh load tests within both stated intervals: {inside} of {loads} (bar: 9 of 10)",
-        f"outside the space: {', '.join(judged.target for judged in results if not judged.inside_space) or 'none'}",
+        f"outside the space: {', '.join(judged.target.name for judged in results if judged.outside) or 'none'}",
     ]
 
 
@@ -198,7 +193,6 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="sweeps of each target, each with its own seed")
     parser.add_argument("--seconds", type=float, help="budget of each sweep")
     parser.add_argument("--fresh", type=int, default=3, help="fresh load tests of each recommendation")
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     results: list[Judged] = []
     for target in [TARGETS[name] for name in asked.only.split(",")]:
@@ -208,15 +202,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 results.append(judge(target, seed, budget_s=budget_s, fresh=asked.fresh, folder=Path(folder)))
             print(line(results[-1]), flush=True)
-            if asked.json is not None:  # after each: a zoo that is stopped keeps what it has
-                asked.json.write_text(_json(results), encoding="utf-8")
     print("\n".join(summary(results)))
-
-
-def _json(results: Sequence[Judged]) -> str:
-    """All figures; what is no number or infinite stands there as text."""
-    plain = json.dumps([asdict(judged) for judged in results])
-    return json.dumps(json.loads(plain, parse_constant=str), indent=2) + "\n"
 
 
 if __name__ == "__main__":

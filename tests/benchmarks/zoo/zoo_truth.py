@@ -72,15 +72,8 @@ class Truth:
         ]
         return math.sqrt(statistics.fmean(spreads)) if spreads else 0.0
 
-    def is_inside(self, configuration: Configuration) -> bool:
-        return configuration in self.candidates
-
     def anything_meets(self) -> bool:
         return bool(self._within(LIMIT_SLACK))
-
-    def best(self) -> Configuration:
-        within = self._within(-LIMIT_SLACK) or self._within(LIMIT_SLACK)
-        return self._first(within, skip=None)
 
     def _best_log(self) -> float:
         within = self._within(-LIMIT_SLACK) or self._within(LIMIT_SLACK)

@@ -20,9 +20,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.benchmarks.commands import batchtune
 from tests.real_servers.environments import APPS, SERVERS, app_of, path_with
 from tests.server.server_process import free_ports
 from tests.waiting import wait_until
+
+BATCHTUNE = [sys.executable, "-m", "batchtune"]
+DONE = (0, 3, 5)
 
 
 @pytest.fixture(scope="session")
@@ -39,18 +43,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return path_of
 
 
-def batchtune(
-    path: str, folder: Path, *words: str, limit_s: float = 400.0
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "batchtune", *words],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
+@pytest.fixture(autouse=True)
+def path(server: str, programs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The PATH of everything that a test of this server starts."""
+    found = programs(server)
+    monkeypatch.setenv("PATH", found)
+    return found
 
 
 @pytest.mark.timeout(900)
@@ -61,68 +59,61 @@ def batchtune(
         for name in SERVERS
     ],
 )
-def test_a_sweep_of_a_real_server_names_its_trap_and_answers(
-    server: str, programs: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_sweep_of_a_real_server_names_its_trap_and_answers(server: str, path: str, tmp_path: Path) -> None:
     """The answer is one of the space or no batching, held at some rate; how good it is depends on the machine's peace."""
-    path = programs(server)
-    limits = (
-        [] if SERVERS[server].writes_app else ["--slo-p95", "200ms"]
-    )  # a language model's are the preset's
-    words = ["sweep", app_of(server, path, tmp_path), "--server", server, *limits, "--json"]
-    done = batchtune(path, tmp_path, *words, "--budget", "60s")
-    assert SERVERS[server].trap in done.stderr, done.stderr
-    assert done.returncode in (0, 3, 5), done.stderr
-    ledgers = list(tmp_path.glob("results/*/*/trials.jsonl"))
-    trials = [json.loads(line) for line in ledgers[0].read_text().splitlines()]
-    assert [trial for trial in trials if trial["state"] == "complete"], done.stderr
-    assert not [trial for trial in trials if trial["state"] == "failed"], done.stderr
-    answered = [trial["measurement"]["throughput_rps"] for trial in trials]
-    assert all(answered)
+    served = SERVERS[server]
+    limits = [] if served.writes_app else ["--slo-p95", "200ms"]  # a language model's are the preset's
+    app = app_of(server, path, tmp_path)
+    done = batchtune("sweep", app, "--server", server, *limits, "--budget", "60s", cwd=tmp_path)
+    assert served.trap in done.errors
+    assert done.code in DONE, done.errors
+    (ledger,) = tmp_path.glob("results/*/*/trials.jsonl")
+    trials = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert {trial["state"] for trial in trials} == {"complete"}, done.errors
+    assert all(trial["measurement"]["throughput_rps"] for trial in trials)
 
 
-def has_now(server: str, address: str, file: Path) -> Any:
-    """What must be there again after a sweep."""
-    if server == "mlserver":
+def has_now(address: str, file: Path) -> Any:
+    """What must be there again after a sweep: MLServer's file, or what Ray's dashboard says."""
+    if file.name == "model-settings.json":
         return file.read_text(encoding="utf-8")
-    return httpx.get(f"{address}/api/serve/applications/").json()["applications"]["default"][
-        "deployed_app_config"
-    ]
+    applications = httpx.get(f"{address}/api/serve/applications/").json()["applications"]
+    return applications["default"]["deployed_app_config"]
 
 
 @contextmanager
-def running(server: str, path: str, folder: Path) -> Iterator[tuple[str, Path]]:
+def running(server: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """A server that somebody else started: the address to attach to, and the file of its settings."""
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(APPS), "RAY_AUTH_MODE": "disabled"}
-    ports = dict(
-        zip(("MLSERVER_HTTP_PORT", "MLSERVER_GRPC_PORT", "MLSERVER_METRICS_PORT"), free_ports(3), strict=True)
-    )
-    settings: dict[str, Any] = {"max_batch_size": 4, "batch_wait_timeout_s": 0.02}
+    environment = {**os.environ, "PYTHONPATH": str(APPS), "RAY_AUTH_MODE": "disabled"}
+    ports = free_ports(3)
+    for name, port in zip(("HTTP", "GRPC", "METRICS"), ports, strict=True):
+        environment[f"MLSERVER_{name}_PORT"] = str(port)
     if server == "mlserver":
         file = folder / "models" / "Model" / "model-settings.json"
-        tensors = {
-            name: [{"name": name, "datatype": "FP32", "shape": [-1, 4]}] for name in ("input", "output")
+        document: dict[str, Any] = {
+            "name": "Model",
+            "implementation": "mlserver_app.Model",
+            "max_batch_size": 4,
+            "max_batch_time": 0.02,
+            "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 4]}],
+            "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1, 4]}],
         }
-        document = {"name": "Model", "implementation": "mlserver_app.Model", "max_batch_size": 4}
-        document |= {"max_batch_time": 0.02, "inputs": tensors["input"], "outputs": tensors["output"]}
-        command, port = ["mlserver", "start", str(folder / "models")], ports["MLSERVER_HTTP_PORT"]
-        address, ready = f"http://127.0.0.1:{port}", "/v2/models/Model/ready"
+        command, address = ["mlserver", "start", str(folder / "models")], f"http://127.0.0.1:{ports[0]}"
+        ready = f"{address}/v2/models/Model/ready"
     else:
         file = folder / "serve.json"
+        settings = {"max_batch_size": 4, "batch_wait_timeout_s": 0.02}
         deployment = {"name": "Model", "max_ongoing_requests": 20, "user_config": settings}
         application = {"name": "default", "route_prefix": "/", "import_path": "ray_app:app"}
         document = {"applications": [{**application, "deployments": [deployment]}]}
-        command = ["serve", "run", str(file)]
-        address, ready = "http://127.0.0.1:8265", "/api/serve/applications/"
+        command, address = ["serve", "run", str(file)], "http://127.0.0.1:8265"
+        ready = f"{address}/api/serve/applications/"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document), encoding="utf-8")
-    environment |= {name: str(port) for name, port in ports.items()}
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_until(lambda: is_up(f"{address}{ready}"), limit_s=120)
+        wait_until(lambda: is_up(ready), limit_s=120)
         yield address, file
     finally:
         process.terminate()
@@ -144,33 +135,21 @@ def is_up(url: str) -> bool:
 @pytest.mark.real_servers
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", ["mlserver", "ray-serve"])
-def test_a_server_that_runs_is_attached_to_by_its_address_and_put_back(
-    server: str, programs: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_server_that_runs_is_attached_to_by_its_address_and_put_back(server: str, tmp_path: Path) -> None:
     """After a sweep, and by `restore` after a sweep that was killed; it is never restarted."""
-    path = programs(server)
-    with running(server, path, tmp_path) as (address, file):
-        before = has_now(server, address, file)
+    with running(server, tmp_path) as (address, file):
+        before = has_now(address, file)
         sweep = ["sweep", address, "--slo-p95", "5s", "--budget", "20s"]  # kept on a busy machine too
-        done = batchtune(path, tmp_path, *sweep, "--json")
-        assert done.returncode in (0, 3, 5), done.stderr
-        answer = json.loads(done.stdout)
-        assert "present" in {
-            *answer["names"],
-            *(name for other in answer["references"] for name in other["names"]),
-        }
-        assert has_now(server, address, file) == before
-        with subprocess.Popen(
-            [sys.executable, "-m", "batchtune", *sweep],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as killed:
-            wait_until(lambda: has_now(server, address, file) != before, limit_s=60)
+        done = batchtune(*sweep, cwd=tmp_path)
+        assert done.code in DONE, done.errors
+        answers = [done.document, *done.document["references"]]
+        assert any("present" in answer["names"] for answer in answers)
+        assert has_now(address, file) == before
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen([*BATCHTUNE, *sweep], cwd=tmp_path, stdout=quiet, stderr=quiet) as killed:
+            wait_until(lambda: has_now(address, file) != before, limit_s=60)
             killed.kill()
-        assert has_now(server, address, file) != before
+        assert has_now(address, file) != before
         run = max(tmp_path.glob("results/*/*"), key=lambda folder: folder.name)
-        restored = batchtune(path, tmp_path, "restore", str(run))
-        assert restored.returncode == 0, restored.stderr
-        assert has_now(server, address, file) == before
+        subprocess.run([*BATCHTUNE, "restore", run], cwd=tmp_path, check=True)
+        assert has_now(address, file) == before

@@ -59,13 +59,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_a_model_has_as_many_parameters_as_was_published(name: str) -> None:
-    assert sum(one.numel() for one in whole(name).parameters()) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_folding_keeps_the_answers_and_leaves_no_normalisation(name: str) -> None:
+def test_a_model_is_as_large_as_published_and_folding_keeps_its_answers(name: str) -> None:
     module, given = deepcopy(whole(name)), rows(name, 2)
+    assert sum(one.numel() for one in module.parameters()) == PARAMETERS[name]
     plain = answers(module, given)
     assert plain.shape == (2, *FORMS[name].output_shape)
     lean = folded(module)
@@ -144,10 +140,6 @@ def test_a_text_is_looked_up_and_embedded_before_the_network_and_labelled_after_
     assert answer["label"].tolist() == [[b"negative", b"positive"][int(b > a)] for a, b in answer["scores"]]
     assert text_stages.tables.cache_info().currsize == 0  # the copy beside the model has its own
     plan.close()
-
-
-def test_text_is_read_at_26_places_into_37_classes() -> None:
-    assert FORMS["text_recognition"].output_shape == (26, 37)
 
 
 def test_the_first_installed_framework_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

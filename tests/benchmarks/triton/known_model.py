@@ -65,6 +65,10 @@ def limit_rps(size: int, instances: int) -> float:
     return min(instances, 2) * size / tau_s
 
 
+BEST_RPS = limit_rps(16, 2)
+"""Of every configuration."""
+
+
 def packages() -> Path:
     return PACKAGES or sys.exit(f"needs nvidia-pytriton: name a Python that has it in {PYTHON_VARIABLE}")
 
@@ -84,12 +88,12 @@ def serving(folder: Path, *, size: int = 4, instances: int = 1) -> Iterator[Trit
         yield server
 
 
-def launchable(folder: Path, size: int = 4) -> tuple[Path, Path]:
+def launchable(folder: Path) -> tuple[Path, Path]:
     """A program that runs tritonserver on the server's core, and the repository; for whoever launches it."""
     program = folder / "on-core"
     program.write_text(f'#!/bin/sh\nexec taskset -c {SERVER_CORE} {executable(folder, packages())} "$@"\n')
     program.chmod(0o755)
-    return program, write_models(files(folder, size), folder)
+    return program, write_models(files(folder), folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +114,7 @@ class Swept:
 
     @property
     def share(self) -> float:
-        """Of what 16 rows in two instances can do, the best there is."""
-        return limit_rps(self.size, self.instances) / limit_rps(16, 2)
+        return limit_rps(self.size, self.instances) / BEST_RPS
 
 
 def sweep(folder: Path, **values: object) -> Swept:

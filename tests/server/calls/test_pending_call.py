@@ -1,4 +1,4 @@
-"""Do REST and gRPC end a call on a model alike: checked, counted, expired, refused?"""
+"""Do REST and gRPC end a call on a model alike, and does every request get an answer, whatever fails?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import os
 import signal as signals
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +19,11 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-import requests
 
-from batchtune.server.calls.pending_call import PendingCall, PendingCalls
+from batchtune.server.calls.pending_call import Deadlines, PendingCall, PendingCalls, deliver_to
 from batchtune.server.grpc_api.classify_regress import InferenceCalls
 from batchtune.server.metrics import Metrics
-from batchtune.server.rest.json import parsing_process as json_process
+from batchtune.server.rest.json import parsing_process
 from batchtune.server.rest.json.parsing_process import EXAMPLES_ON_LOOP_BYTES_MAX, PREDICT_ON_LOOP_BYTES_MAX
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import ClassificationRequest, MultiInferenceRequest
@@ -40,9 +38,9 @@ from tests.server.server_fakes import (
     signature,
     spec,
 )
-from tests.server.server_process import ServerProcess, write_emulated
 from tests.waiting import wait_until
 
+LARGE = PREDICT_ON_LOOP_BYTES_MAX // 2
 EXAMPLES = signature(
     "serving_default",
     [spec("inputs", "object")],
@@ -50,6 +48,7 @@ EXAMPLES = signature(
     "classify",
 )
 OF_NO_METHOD = signature("serving_default", [spec("x")], [spec("y")], "explain")
+PREDICT_MESSAGE = encode_predict_request("m", "", {"x": np.ones(1, np.float32)})
 
 
 def classes(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -60,8 +59,7 @@ def classes(inputs: dict[str, Any]) -> dict[str, Any]:
 def over_rest(servable: FakeServable, action: str, body: Any, **options: Any) -> tuple[str, str, str]:
     """The status, the text of an error, and the metrics afterwards."""
     with running_rest(servable, **options) as rest:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = requests.post(f"{rest.url}/v1/models/m:{action}", data=data, timeout=30)
+        answer = rest.ask(body, f"/v1/models/m:{action}")
         return str(answer.status_code), answer.json().get("error", ""), rest.metrics.render()
 
 
@@ -80,59 +78,41 @@ def test_both_check_the_method_of_a_signature_if_told() -> None:
         "Expected prediction signature method_name to be one of {tensorflow/serving/predict, "
         "tensorflow/serving/classify, tensorflow/serving/regress}. Was: tensorflow/serving/explain"
     )
-    message = encode_predict_request("m", "", {"x": np.ones(1, np.float32)})
-    for rows in (1, PREDICT_ON_LOOP_BYTES_MAX // 4):
-        servable = FakeServable({"serving_default": (OF_NO_METHOD, half_plus_two)})
-        body = {"instances": [1.0] * rows}
-        assert over_rest(servable, "predict", body, enable_signature_method_name_check=True)[:2] == (
-            "500",
-            text,
-        )
+    servable, checked = FakeServable({"serving_default": (OF_NO_METHOD, half_plus_two)}), True
+    for body in ({"instances": [1.0]}, {"instances": [1.0] * LARGE}):
+        refused = over_rest(servable, "predict", body, enable_signature_method_name_check=checked)
+        assert refused[:2] == ("500", text)
         assert over_rest(servable, "predict", body)[0] == "200"
-    assert over_grpc(servable, "Predict", message, enable_signature_method_name_check=True)[:2] == (
-        "INTERNAL",
-        text,
-    )
-
-
-def test_both_feed_runtime_latency_under_the_references_names() -> None:
-    metric = ":tensorflow:serving:runtime_latency_count"
-    _, _, metrics = over_rest(FakeServable(), "predict", {"instances": [1.0]})
-    assert f'{metric}{{model_name="m",API="Predict",runtime="TF1"}} 1' in metrics
-    message = encode_predict_request("m", "", {"x": np.ones(1, np.float32)})
-    _, _, metrics = over_grpc(FakeServable(), "Predict", message)
-    assert f'{metric}{{model_name="m",API="Predict",runtime="TF1"}} 1' in metrics
-    failing = FakeServable()
-    failing.error = StatusError("INTERNAL", "broken")
-    assert metric not in over_rest(failing, "predict", {"instances": [1.0]})[2]
+    refused = over_grpc(servable, "Predict", PREDICT_MESSAGE, enable_signature_method_name_check=checked)
+    assert refused[:2] == ("INTERNAL", text)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_both_count_the_examples_of_requests_that_ran(fails: bool) -> None:
-    def servable() -> FakeServable:
-        made = FakeServable({"serving_default": (EXAMPLES, classes)})
-        made.error = StatusError("UNAVAILABLE", "full") if fails else None
-        return made
-
+def test_both_count_runs_and_examples_of_requests_that_ran(fails: bool) -> None:
     request = ClassificationRequest()
     request.model_spec.name = "m"
     for _ in range(3):
         request.input.example_list.examples.add()
-    line = ':tensorflow:serving:request_example_count_total{model="m"} 3'
-    runtime = ':tensorflow:serving:runtime_latency_count{model_name="m",API="Classify",runtime="TF1"} 1'
-    for metrics in (
-        over_rest(servable(), "classify", {"examples": [{}, {}, {}]})[2],
-        over_grpc(servable(), "Classify", request.SerializeToString())[2],
+    predicting, classifying = FakeServable(), FakeServable({"serving_default": (EXAMPLES, classes)})
+    predicting.error = classifying.error = StatusError("INTERNAL", "broken") if fails else None
+    runtime = ':tensorflow:serving:runtime_latency_count{model_name="m",API="%s",runtime="TF1"} 1'
+    examples = ':tensorflow:serving:request_example_count_total{model="m"} 3'
+    for line, metrics in (
+        (runtime % "Predict", over_rest(predicting, "predict", {"instances": [1.0]})[2]),
+        (runtime % "Predict", over_grpc(predicting, "Predict", PREDICT_MESSAGE)[2]),
+        (runtime % "Classify", over_rest(classifying, "classify", {"examples": [{}, {}, {}]})[2]),
+        (runtime % "Classify", over_grpc(classifying, "Classify", request.SerializeToString())[2]),
     ):
-        assert (line in metrics) == (runtime in metrics) == (not fails)
+        assert (line in metrics) is not fails
+        assert (examples in metrics) is ("Classify" in line and not fails)
 
 
-class Queued:
-    taken = True
-    done: Any
-
-
-QUEUED: weakref.WeakSet[Queued] = weakref.WeakSet()
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Waiting:
@@ -140,11 +120,11 @@ class Waiting:
 
     taken = False
 
-    def __init__(self, done: Callable[..., None]) -> None:
-        self.done = done
+    def __init__(self, *arguments: Any) -> None:
+        self.done = arguments[-1]
 
 
-def pending_calls(refuse: Any) -> PendingCalls[Any]:
+def pending_calls(refuse: Any = lambda *_: None) -> PendingCalls[Any]:
     return PendingCalls(
         *(Metrics(), "GRPC", FakeModels()),  # type: ignore[arg-type]
         reply=lambda *_: None,
@@ -153,47 +133,76 @@ def pending_calls(refuse: Any) -> PendingCalls[Any]:
     )
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("ends", ["answered", "expired before it was submitted"])
-def test_a_request_dies_with_its_answer(ends: str) -> None:
+async def test_a_request_dies_with_its_answer(ends: str) -> None:
     """A cycle of call and request would keep each body until the collector comes by."""
     waiting: list[Waiting] = []
-    kept: list[weakref.ref[Any]] = []
+    queue = SimpleNamespace(submit=lambda *arguments: waiting.append(Waiting(*arguments)) or waiting[-1])
+    calls = pending_calls()
+    call = PendingCall(calls, calls.times("m", "Predict"), object(), 0, None, lambda _: b"")
+    call.submit(queue, "s", {}, None)  # type: ignore[arg-type]
+    if ends == "expired before it was submitted":
+        call.expire()
+    del call
+    await asyncio.sleep(0)
+    kept = weakref.ref(waiting[0])
+    waiting.pop().done({}, None)
+    await asyncio.sleep(0)
+    assert kept() is None
 
-    class Queue:
-        def submit(self, *arguments: Any) -> Waiting:
-            waiting.append(Waiting(arguments[-1]))
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_task_that_waits_dies_when_another_was_refused() -> None:
+    waiting: list[Waiting] = []
+
+    class Queue(FakeServable):
+        def submit(self, name: str, *arguments: Any) -> Any:
+            if name == "serving_default":
+                raise StatusError("UNAVAILABLE", "full")
+            waiting.append(Waiting(*arguments))
             return waiting[-1]
 
-    async def scenario() -> None:
-        calls = pending_calls(lambda *_: None)
-        times = calls.times("m", "Predict")
-        call = PendingCall(calls, times, object(), 0, None, lambda _: b"")
-        call.submit(Queue(), "s", {}, None)  # type: ignore[arg-type]
-        if ends == "expired before it was submitted":
-            call.expire()
-        await asyncio.sleep(0)
-        kept.append(weakref.ref(waiting[0]))
-        waiting.pop().done({}, None)
-
-    gc.disable()
-    try:
-        asyncio.run(scenario())
-        assert kept[0]() is None
-    finally:
-        gc.enable()
+    request = MultiInferenceRequest()
+    for name in ("serving_default", "other"):
+        task = request.tasks.add(method_name="tensorflow/serving/classify")
+        task.model_spec.name, task.model_spec.signature_name = "m", name
+    request.input.example_list.examples.add()
+    models = FakeModels(Queue(dict.fromkeys(("serving_default", "other"), (EXAMPLES, classes))))
+    ended: list[str] = []
+    calls = InferenceCalls(models, pending_calls(lambda _, error: ended.append(error.code)))
+    calls.multi_inference(SimpleNamespace(message=request.SerializeToString(), deadline_ns=None))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert ended == ["UNAVAILABLE"]
+    kept = weakref.ref(waiting[0])
+    waiting.pop()
+    assert kept() is None
 
 
 class QueueingServable(FakeServable):
-    """Says of every request whether a batch thread has taken it."""
+    """Gives a request of a queue for each, and remembers it for as long as somebody else does."""
 
-    def __init__(self, *, taken: bool) -> None:
+    def __init__(self, *, taken: bool = True) -> None:
         super().__init__()
-        self.hold = True
-        self._queued = SimpleNamespace(taken=taken)
+        self.queued: weakref.WeakSet[Waiting] = weakref.WeakSet()
+        self._taken = taken
 
     def submit(self, *arguments: Any) -> Any:
         super().submit(*arguments)
-        return self._queued
+        queued = Waiting(*arguments)
+        queued.taken = self._taken
+        self.queued.add(queued)
+        return queued
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_call_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    servable = QueueingServable()
+    over_rest(servable, "predict", {"instances": [1.0]})
+    over_grpc(servable, "Predict", PREDICT_MESSAGE)
+    assert len(servable.asked) == 2
+    servable.asked.clear()
+    wait_until(lambda: not servable.queued)
 
 
 @pytest.mark.parametrize(
@@ -205,56 +214,89 @@ class QueueingServable(FakeServable):
 )
 def test_a_deadline_in_the_queue_is_told_from_one_in_the_model(taken: bool, answer: tuple[str, str]) -> None:
     servable = QueueingServable(taken=taken)
+    servable.hold = True
     assert over_rest(servable, "predict", {"instances": [1.0]}, rest_api_timeout_in_ms=30)[:2] == answer
 
 
-def test_requests_that_wait_too_long_behind_a_slow_batch_are_429(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "model", base_ms=400)
-    parameters = tmp_path / "batching.txt"
-    parameters.write_text(
-        "max_batch_size { value: 1 } max_enqueued_batches { value: 10 } num_batch_threads { value: 1 } "
-        "batch_timeout_micros { value: 0 }"
-    )
-    flags = ["--enable_batching", f"--batching_parameters_file={parameters}", "--rest_api_timeout_in_ms=100"]
-    with ServerProcess(tmp_path / "model", *flags) as server, ThreadPoolExecutor(4) as clients:
-        url = f"http://127.0.0.1:{server.rest_port}/v1/models/m:predict"
-        body = {"instances": [[1.0, 2.0]]}
-        answers = list(clients.map(lambda _: requests.post(url, json=body, timeout=20).status_code, range(4)))
-    assert sorted(answers) == [429, 429, 429, 504]
+async def test_an_answer_that_cannot_be_written_becomes_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Any] = []
+
+    def unwritable(outputs: Any, error: StatusError | None) -> None:
+        if error is None:
+            raise TypeError("no such dtype")
+        told.append(error.code)
+
+    def hopeless(_outputs: Any, _error: Any) -> None:
+        raise RuntimeError("fails twice")
+
+    finished = asyncio.Event()
+    answers = [(hopeless, {}, None), (unwritable, {}, None), (lambda *_: finished.set(), {}, None)]
+    deliver_to(asyncio.get_running_loop())(answers)
+    await asyncio.wait_for(finished.wait(), 20)
+    assert told == ["INTERNAL"]
+    assert caplog.text.count("an answer could not be given") == 3
 
 
-class CyclicServable(FakeServable):
-    """Gives what stands for a request, which refers to the call as a request of a batching queue does."""
+class Call:
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.queued: Any = None
+        self.submitted_ns = 0
 
-    def submit(self, *arguments: Any) -> Any:
-        super().submit(*arguments)
-        queued = Queued()
-        queued.done = arguments[-1]
-        QUEUED.add(queued)
-        return queued
+    def done(self, outputs: Any, error: StatusError | None) -> None:
+        self.ended.append("OK" if error is None else error.code)
 
+    def fail(self, error: StatusError) -> None:
+        self.ended.append(error.code)
 
-def test_a_call_that_has_ended_is_freed_without_the_garbage_collector() -> None:
-    message = encode_predict_request("m", "", {"x": np.ones(1, np.float32)})
-    gc.collect()
-    gc.disable()
-    try:
-        over_rest(CyclicServable(), "predict", {"instances": [1.0]})
-        over_grpc(CyclicServable(), "Predict", message)
-        wait_until(lambda: not QUEUED)
-    finally:
-        gc.enable()
+    def expire(self) -> None:
+        self.ended.append("DEADLINE_EXCEEDED")
 
 
-LARGE = PREDICT_ON_LOOP_BYTES_MAX // 2
+async def test_a_request_that_cannot_be_submitted_does_not_hold_up_the_others() -> None:
+    def submit(name: str, *arguments: Any) -> None:
+        if name == "refused":
+            raise StatusError("UNAVAILABLE", "full")
+        if name == "surprise":
+            raise ZeroDivisionError
+        arguments[-1]({}, None)
+
+    calls, turn, before_ns = [Call(), Call(), Call()], pending_calls(), time.monotonic_ns()
+    for call, name in zip(calls, ("surprise", "refused", "taken"), strict=True):
+        servable: Any = SimpleNamespace(submit=submit)
+        turn.submit((call, servable, name, {"x": np.zeros(1)}, None, None, call.done))  # type: ignore[arg-type]
+    await asyncio.sleep(0)  # the turn ends
+    assert [call.ended for call in calls] == [["INTERNAL"], ["UNAVAILABLE"], ["OK"]]
+    assert before_ns <= calls[0].submitted_ns == calls[1].submitted_ns == calls[2].submitted_ns
+
+
+async def test_a_deadline_that_has_passed_already_replaces_none_that_is_watched() -> None:
+    late, watched = [Call() for _ in range(20)], [Call() for _ in range(20)]
+    deadlines, now_ns = Deadlines(), time.monotonic_ns()
+    for number in range(20):
+        deadlines.add(watched[number], now_ns + (number << 18))
+        deadlines.add(late[number], now_ns - 10**9 + number * 10**7)
+    async with asyncio.timeout(20):
+        while not all(call.ended for call in late + watched):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    assert {tuple(call.ended) for call in late + watched} == {("DEADLINE_EXCEEDED",)}
+
+
+async def test_calls_that_end_in_time_leave_nothing_behind() -> None:
+    deadlines, now_ns = Deadlines(), time.monotonic_ns()
+    calls = {Call(): now_ns + (number + 10) * 10**9 for number in range(1000)}
+    for call, deadline_ns in calls.items():
+        deadlines.add(call, deadline_ns)
+    for call, deadline_ns in [*calls.items(), *calls.items()]:
+        deadlines.discard(call, deadline_ns)
+    assert not deadlines._slots
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[dict[str, RunningRest]]:
     """A model for each action; the process that reads its large bodies starts once."""
-    predicting = FakeServable()
     classifying = FakeServable({"serving_default": (EXAMPLES, classes)})
-    with running_rest(predicting) as predict, running_rest(classifying) as classify:
+    with running_rest() as predict, running_rest(classifying) as classify:
         yield {"predict": predict, "classify": classify}
 
 
@@ -280,7 +322,7 @@ def test_a_large_body_is_answered_as_a_small_one(
     assert len(data) > (PREDICT_ON_LOOP_BYTES_MAX if action == "predict" else EXAMPLES_ON_LOOP_BYTES_MAX)
     answers = []
     for _ in range(2):
-        answer = requests.post(f"{served[action].url}/v1/models/{model}:{action}", data=data, timeout=60)
+        answer = served[action].ask(data, f"/v1/models/{model}:{action}")
         answers.append((answer.status_code, answer.text))
         monkeypatch.setattr("batchtune.server.rest.calls.PREDICT_ON_LOOP_BYTES_MAX", 1 << 30)
         monkeypatch.setattr("batchtune.server.rest.calls.EXAMPLES_ON_LOOP_BYTES_MAX", 1 << 30)
@@ -292,7 +334,7 @@ def test_a_large_body_that_is_not_read_in_time_is_refused_and_not_run(action: st
     """The process that reads it takes longer than this to start; later ones wait for those before them."""
     body = {"predict": {"instances": [1.0] * LARGE}, "classify": {"examples": [{}] * LARGE}}[action]
     with running_rest(rest_api_timeout_in_ms=1) as rest:
-        answer = requests.post(f"{rest.url}/v1/models/m:{action}", json=body, timeout=60)
+        answer = rest.ask(body, f"/v1/models/m:{action}")
         assert (answer.status_code, answer.json()["error"]) == (504, "Timed out waiting for notification")
         assert 'request_count{model_name="m",status="DEADLINE_EXCEEDED"} 1' in rest.metrics.render()
         assert rest.models.servable.asked == []
@@ -319,8 +361,7 @@ def test_a_large_body_runs_on_the_version_that_is_there_once_it_is_read(dtypes: 
     versions = [FakeServable({"serving_default": (run, half_plus_two)}) for run in runs]
     with running_rest() as rest:
         rest.api.calls._models = SwappingModels(versions)
-        url = f"{rest.url}/v1/models/m:predict"
-        answer = requests.post(url, data=json.dumps({"instances": [1.0] * LARGE}), timeout=60)
+        answer = rest.ask({"instances": [1.0] * LARGE})
     assert answer.json() == {"predictions": [2.5] * LARGE}
     assert [len(version.asked) for version in versions] == [0] * (len(versions) - 1) + [1]
     (asked,) = versions[-1].asked
@@ -328,133 +369,61 @@ def test_a_large_body_runs_on_the_version_that_is_there_once_it_is_read(dtypes: 
 
 
 def test_a_reader_of_large_bodies_that_dies_is_replaced_and_dies_with_the_server() -> None:
-    body = json.dumps({"instances": [1.0] * LARGE}).encode()
-    before = {child.pid for child in psutil.Process().children()}
+    before = set(psutil.Process().children())
 
     def readers() -> list[psutil.Process]:
-        children = [child for child in psutil.Process().children() if child.pid not in before]
+        children = [child for child in psutil.Process().children() if child not in before]
         alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
         return [child for child in alive if "spawn_main" in " ".join(child.cmdline())]
 
     with running_rest() as rest:
-        url = f"{rest.url}/v1/models/m:predict"
-        assert requests.post(url, data=body, timeout=60).status_code == 200
+        assert rest.ask({"instances": [1.0] * LARGE}).status_code == 200
         (reader,) = readers()
         os.kill(reader.pid, signals.SIGKILL)
         wait_until(lambda: not readers())
-        statuses = [requests.post(url, data=body, timeout=60).status_code for _ in range(3)]
+        statuses = [rest.ask({"instances": [1.0] * LARGE}).status_code for _ in range(3)]
         assert statuses[-1] == 200
         assert len(readers()) == 1
     wait_until(lambda: not readers())
 
 
-def test_a_large_body_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """A megabyte that takes 350 ms to read; the others' median, for the machine may be busy."""
-    write_emulated(tmp_path / "model")
-    with ServerProcess(tmp_path / "model") as server, ThreadPoolExecutor(1) as clients:
-        url = f"http://127.0.0.1:{server.rest_port}/v1/models/m"
-        slow = b'{"examples":[' + b",".join([b'{"x":1}'] * 125_000) + b"]}"
-        requests.post(url + ":classify", data=slow[:200_000], timeout=60)  # starts the process that reads
-        reading = clients.submit(lambda: requests.post(url + ":classify", data=slow, timeout=60))
-        waits_ms = []
-        with requests.Session() as session:
-            while not reading.done():
-                began = time.monotonic()
-                session.post(url + ":predict", json={"instances": [[1.0, 2.0]]}, timeout=20)
-                waits_ms.append(1000 * (time.monotonic() - began))
-                time.sleep(0.005)
-    assert len(waits_ms) > 20
-    assert float(np.median(waits_ms)) < 50
+async def test_a_process_that_dies_twice_over_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    executors: list[SimpleNamespace] = []
+
+    def start(*_: Any, **__: Any) -> SimpleNamespace:
+        """Stands for the process; its bodies are read when the test says so."""
+        asked: list[Future[Any]] = []
+        submit = lambda *_: asked.append(Future()) or asked[-1]  # noqa: E731
+        executor = SimpleNamespace(asked=asked, submit=submit, ended=False)
+        executor.shutdown = lambda **_: setattr(executor, "ended", True)
+        executors.append(executor)
+        return executor
+
+    monkeypatch.setattr(parsing_process, "ProcessPoolExecutor", start)
+    bodies = parsing_process.LargeBodies()
+    reads = [asyncio.create_task(bodies.examples(b"12")) for _ in range(2)]
+    await asyncio.sleep(0)
+    first = executors[0]
+    first.asked[0].set_exception(BrokenProcessPool())
+    with pytest.raises(StatusError):
+        await reads[0]
+    third = asyncio.create_task(bodies.examples(b"12"))
+    await asyncio.sleep(0)
+    first.asked[1].set_exception(BrokenProcessPool())
+    with pytest.raises(StatusError):
+        await reads[1]
+    assert [executor.ended for executor in executors] == [True, False]
+    executors[1].asked[0].set_result(("s", {}))
+    assert await third == ("s", {})
+    assert bodies._waiting_bytes == 0
 
 
-class Executor:
-    """Stands for the process; its bodies are read when the test says so."""
-
-    def __init__(self) -> None:
-        self.asked: list[Future[Any]] = []
-        self.ended = False
-
-    def submit(self, *_: Any) -> Future[Any]:
-        self.asked.append(Future())
-        return self.asked[-1]
-
-    def shutdown(self, **_: Any) -> None:
-        self.ended = True
-
-
-def test_a_process_that_dies_twice_over_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    executors: list[Executor] = []
-
-    def start(*_: Any, **__: Any) -> Executor:
-        executors.append(Executor())
-        return executors[-1]
-
-    async def scenario() -> None:
-        monkeypatch.setattr(json_process, "ProcessPoolExecutor", start)
-        bodies = json_process.LargeBodies()
-        reads = [asyncio.create_task(bodies.examples(b"12")) for _ in range(2)]
-        await asyncio.sleep(0)
-        first = executors[0]
-        first.asked[0].set_exception(BrokenProcessPool())
-        with pytest.raises(StatusError):
-            await reads[0]
-        reads.append(asyncio.create_task(bodies.examples(b"12")))
-        await asyncio.sleep(0)
-        first.asked[1].set_exception(BrokenProcessPool())
-        with pytest.raises(StatusError):
-            await reads[1]
-        assert [executor.ended for executor in executors] == [True, False]
-        executors[1].asked[0].set_result(("s", {}))
-        assert await reads[2] == ("s", {})
-        assert bodies._waiting_bytes == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_process_that_cannot_be_started_holds_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: Any, **__: Any) -> Executor:
+async def test_a_process_that_cannot_be_started_holds_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any, **__: Any) -> None:
         raise OSError("no more processes")
 
-    async def scenario() -> None:
-        monkeypatch.setattr(json_process, "ProcessPoolExecutor", start)
-        bodies = json_process.LargeBodies()
-        with pytest.raises(OSError, match="no more processes"):
-            await bodies.examples(b"12")
-        assert bodies._waiting_bytes == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_task_that_waits_dies_when_another_was_refused() -> None:
-    waiting: list[Waiting] = []
-    kept: list[weakref.ref[Any]] = []
-
-    class Queue(FakeServable):
-        def submit(self, name: str, *arguments: Any) -> Any:
-            if name == "serving_default":
-                raise StatusError("UNAVAILABLE", "full")
-            waiting.append(Waiting(arguments[-1]))
-            return waiting[-1]
-
-    request = MultiInferenceRequest()
-    for name in ("serving_default", "other"):
-        task = request.tasks.add(method_name="tensorflow/serving/classify")
-        task.model_spec.name, task.model_spec.signature_name = "m", name
-    request.input.example_list.examples.add()
-
-    async def scenario() -> None:
-        models = FakeModels(Queue(dict.fromkeys(("serving_default", "other"), (EXAMPLES, classes))))
-        ended: list[str] = []
-        calls = InferenceCalls(models, pending_calls(lambda _, error: ended.append(error.code)))
-        calls.multi_inference(SimpleNamespace(message=request.SerializeToString(), deadline_ns=None))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        assert ended == ["UNAVAILABLE"]
-        kept.append(weakref.ref(waiting[0]))
-        waiting.pop()
-
-    gc.disable()
-    try:
-        asyncio.run(scenario())
-        assert kept[0]() is None
-    finally:
-        gc.enable()
+    monkeypatch.setattr(parsing_process, "ProcessPoolExecutor", start)
+    bodies = parsing_process.LargeBodies()
+    with pytest.raises(OSError, match="no more processes"):
+        await bodies.examples(b"12")
+    assert bodies._waiting_bytes == 0

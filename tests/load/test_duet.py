@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 
@@ -15,7 +13,7 @@ from batchtune.load.clients.source import NOTHING, ClosedSource
 from batchtune.load.duet import ClockReader, DuetPlan, Reading, pair_costs, run_duet
 from batchtune.load.fleet import LoadFleet
 from batchtune.load.samples import NEVER_NS
-from batchtune.measure.quantiles import balanced_orders, hodges_lehmann, log_ratios
+from batchtune.measure.quantiles import balanced_orders
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop, Schedule
 from tests.load.load_servers import ScriptedHttp, a_job, always, evenly, http_answer
 from tests.load.test_samples import some_samples
@@ -128,32 +126,6 @@ def test_a_pair_is_left_out_when_an_answer_or_a_reading_came_too_late():
     readings[2] = (0, int(PLAN.begins_ns[2]) + 1, CPU_S[2])
     assert pair_costs(requests_in(PLAN), readings, PLAN) == []
     assert pair_costs(requests_in(PLAN), read_at(PLAN, CPU_S)[:1], PLAN) == []
-
-
-def drifting_costs(rng: np.random.Generator, *, change: float, pairs: int = 18) -> list[tuple[float, float]]:
-    """A duet of a host whose CPU time of a request moves by a fifth within a second, and by 10 % from turn to turn."""
-    orders = balanced_orders((0, 1), blocks=pairs, seed=int(rng.integers(1 << 30)))
-    plan = DuetPlan(turn_ns=PLAN.turn_ns, gap_ns=PLAN.gap_ns, order=tuple(np.ravel(orders).tolist()))
-    second = plan.begins_ns[:-1] / 1e9
-    slowness = 0.2 * np.sin(2 * math.pi * (second + rng.random())) + rng.normal(0.0, 0.1, len(second))
-    total = [0.0, 0.0]
-    cpu_s: list[tuple[float, ...]] = [(0.0, 0.0)]
-    for server, slow in zip(plan.order, slowness, strict=True):
-        total[server] += 4 * 50e-6 * math.exp(slow) * (change if server else 1.0)
-        cpu_s.append(tuple(total))
-    return pair_costs(requests_in(plan), read_at(plan, cpu_s), plan)
-
-
-@pytest.mark.parametrize("change", [1.0, 1.05])
-def test_a_host_that_drifts_by_a_fifth_a_second_hides_no_five_percent(change):
-    """The ratio of a block has a standard deviation of 0.035, as on a real host; the runs of a block differ by 0.2."""
-    rng = np.random.default_rng(17)
-    ratios = [
-        hodges_lehmann(log_ratios(drifting_costs(rng, change=change))).value - math.log(change)
-        for _ in range(200)
-    ]
-    assert abs(np.mean(ratios)) < 0.008  # three standard errors
-    assert 0.02 < np.std(ratios) < 0.05
 
 
 def test_the_reader_ends_with_its_block_and_when_a_server_ends():

@@ -183,25 +183,6 @@ async def test_a_malformed_request_resets_its_stream_only(fields: tuple[tuple[st
     assert server.messages == [b"ping"]
 
 
-async def test_an_answer_larger_than_the_windows_waits_for_them() -> None:
-    server, client = served(1_000)
-    message = bytes(range(256)) * 600
-    stream_id, small = client.request(), client.request()
-    await client.take(500, small)
-    for call in server.calls:
-        call.reply(message)
-    await client.exchange()
-    while (seen := len(client.data(stream_id))) < len(message) + 5:
-        client.h2.increment_flow_control_window(997, stream_id)
-        if client.h2.inbound_flow_control_window < 2_000:
-            client.h2.increment_flow_control_window(50_000)
-        await client.exchange()
-        assert len(client.data(stream_id)) > seen  # hyper-h2 raises FlowControlError if a window is exceeded
-    assert client.data(stream_id) == grpc_message(message)
-    assert client.status(stream_id)["grpc-status"] == "0"
-    assert len(client.data(small)) == 1_500
-
-
 async def test_a_stream_window_above_the_maximum_resets_the_stream() -> None:
     server = opened()
     server.receive(request_frames(1) + raw_frame(WINDOW, 0, 1, b"\x7f\xff\xff\xff"))

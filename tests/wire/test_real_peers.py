@@ -267,27 +267,3 @@ async def test_tls_with_alpn_works_for_both_ends(tmp_path: Path) -> None:
         assert await ask(client, "/p.S/Echo", b"x" * 10**6, scheme="https") == (0, b"x" * 10**6, "")
         client.connection.close()
         await asyncio.to_thread(use_grpcio_tls, server.port)
-
-
-async def test_a_client_that_does_not_read_is_not_answered_without_bound() -> None:
-    answered: list[int] = []
-
-    def grow(call: GrpcCall) -> None:
-        answered.append(call.stream_id)
-        call.reply(b"x" * 20_000)
-
-    async with our_server(grow) as server:
-        client = await connected(server.port)
-        transport = client.connection._transport
-        assert transport is not None
-        transport.pause_reading()
-        for tag in range(8_000):
-            client.call(b"", tag)
-        before = -1
-        while before != len(answered):
-            before = len(answered)
-            await asyncio.sleep(0.05)
-        assert 0 < before < 7_000  # of 160 MB, what sockets and one read of requests amount to
-        transport.resume_reading()
-        await until(lambda: len(client.done) == 8_000)
-        client.connection.close()

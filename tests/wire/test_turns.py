@@ -60,11 +60,15 @@ async def test_others_have_their_turn_between_two_slices_and_the_order_is_kept()
         if len(server.calls) < REQUESTS:
             asyncio.get_running_loop().call_soon(other_work)
 
-    server.receive(requests())
+    frames = requests()
+    server.receive(frames)
     assert 0 < len(server.calls) <= A_SLICE
     assert server.transport.reads_paused
+    assert len(frames) / 2 < server.connection.arriving_bytes < len(frames)
+    assert server.connection.waits_for_us
     other_work()
     await turns(4 * REQUESTS)
+    assert (server.connection.arriving_bytes, server.connection.waits_for_us) == (0, False)
     assert max(after - before for before, after in itertools.pairwise(begun)) <= A_SLICE
     assert numbers(server) == list(range(REQUESTS))
     assert not server.transport.reads_paused
@@ -102,17 +106,6 @@ async def test_connections_take_turns() -> None:
         behind.append(max(begun) - min(begun))
     assert max(behind) <= 2 * A_SLICE
     assert all(numbers(server) == list(range(REQUESTS)) for server in servers)
-
-
-async def test_what_waits_counts_as_arriving_and_excuses_the_client() -> None:
-    server = opened()
-    frames = requests()
-    server.receive(frames)
-    assert len(frames) / 2 < server.connection.arriving_bytes < len(frames)
-    assert server.connection.waits_for_us
-    await turns(4 * REQUESTS)
-    assert server.connection.arriving_bytes == 0
-    assert not server.connection.waits_for_us
 
 
 async def test_nothing_is_begun_or_kept_of_a_client_that_is_gone() -> None:

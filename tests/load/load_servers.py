@@ -171,7 +171,17 @@ class ScriptedHttp(ThreadedServer):
         return [request.partition(b"\r\n\r\n")[2] for request in self.requests]
 
     def protocol(self) -> asyncio.Protocol:
-        return _HttpConnection(self)
+        reader = asyncio.StreamReader()
+        return asyncio.StreamReaderProtocol(reader, self._serve)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.transports.append(writer.transport)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+                self.requests.append(head + await reader.readexactly(length))
+                await self.script(self.count - 1, writer.transport)
 
 
 def always(*answers: bytes) -> HttpScript:
@@ -186,30 +196,6 @@ def always(*answers: bytes) -> HttpScript:
 def load_http(script: HttpScript, arrivals: Arrivals, **job: Any) -> Samples:
     with ScriptedHttp(script) as server:
         return run_here(a_job("rest", server.port, arrivals, **job))
-
-
-class _HttpConnection(asyncio.Protocol):
-    def __init__(self, server: ScriptedHttp) -> None:
-        self.server = server
-        self.data = b""
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.server.transports.append(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
-        head, blank, rest = self.data.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
-        if blank and len(rest) >= length:
-            number = self.server.count
-            self.server.requests.append(self.data)
-            self.data = b""
-            task = asyncio.get_running_loop().create_task(self.server.script(number, self.transport))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
 
 
 GrpcScript = Callable[[int, int, "H2Connection"], Awaitable[None]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,6 @@ from batchtune.twin.simulator.simulate import (
     Batcher,
     Device,
     Outcome,
-    Routing,
     Rows,
     SimulatedTraffic,
     closed_traffic,
@@ -21,16 +21,12 @@ from batchtune.twin.simulator.simulate import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRun:
-    """Columns as in `Outcome`; duration_s: from the first due time to the last answer."""
-
-    due_s: NDArray[np.float64]
-    latency_s: NDArray[np.float64]
-    batch: NDArray[np.int32]
-    batch_rows: NDArray[np.int32]
-    batch_start_s: NDArray[np.float64]
-    duration_s: float
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun(Outcome):
+    @property
+    def duration_s(self) -> float:
+        """From the first due time to the last answer."""
+        return max(self.last_done_s, float(self.due_s[-1])) - float(self.due_s[0])
 
     @property
     def throughput_rps(self) -> float:
@@ -56,59 +52,19 @@ class SimulatedRun:
         return float(order_statistics(self.latency_s, (probability,))[0])
 
 
-def simulate_open(
-    due_s: NDArray[np.float64],
-    rows: Rows,
-    batcher: Batcher,
-    device: Device,
-    *,
-    replicas: int = 1,
-    routing: Routing = "round_robin",
-    seed: int = 1,
-) -> SimulatedRun:
-    """Requests that come when they are due, whatever the server does.
+def run_of(outcome: Outcome) -> SimulatedRun:
+    return SimulatedRun(**{field.name: getattr(outcome, field.name) for field in fields(Outcome)})
 
-    due_s: [requests] ascending; rows: of each request. `seed` draws jitter and random routes. Raises ValueError for
-    due times out of order and for requests without rows.
-    """
-    traffic = SimulatedTraffic(due_s=due_s, rows=rows, replicas=replicas, routing=routing, seed=seed)
-    return run_of(run_simulation(traffic, batcher, device))
+
+def simulate_open(
+    due_s: NDArray[np.float64], rows: Rows, batcher: Batcher, device: Device, **more: Any
+) -> SimulatedRun:
+    """Requests that come when they are due, whatever the server does; `more`: as SimulatedTraffic."""
+    return run_of(run_simulation(SimulatedTraffic(due_s=due_s, rows=rows, **more), batcher, device))
 
 
 def simulate_closed(
-    clients: int,
-    requests: int,
-    rows: Rows,
-    batcher: Batcher,
-    device: Device,
-    *,
-    replicas: int = 1,
-    routing: Routing = "round_robin",
-    seed: int = 1,
-    lengths: NDArray[np.int32] | None = None,
+    clients: int, requests: int, rows: Rows, batcher: Batcher, device: Device, **more: Any
 ) -> SimulatedRun:
-    """Clients that send at 0 and then each time they are answered, until `requests` were sent.
-
-    A refused client sends again after the front end and the delay, at the earliest after 0.1 ms.
-    """
-    traffic = closed_traffic(
-        clients=clients,
-        requests=requests,
-        rows=rows,
-        lengths=lengths,
-        replicas=replicas,
-        routing=routing,
-        seed=seed,
-    )
-    return run_of(run_simulation(traffic, batcher, device))
-
-
-def run_of(outcome: Outcome) -> SimulatedRun:
-    return SimulatedRun(
-        due_s=outcome.due_s,
-        latency_s=outcome.latency_s,
-        batch=outcome.batch,
-        batch_rows=outcome.batch_rows,
-        batch_start_s=outcome.batch_start_s,
-        duration_s=max(outcome.last_done_s, float(outcome.due_s[-1])) - float(outcome.due_s[0]),
-    )
+    """Clients that send at 0 and then each time they are answered, until `requests` were sent."""
+    return run_of(run_simulation(closed_traffic(clients, requests, rows, **more), batcher, device))

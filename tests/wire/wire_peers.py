@@ -147,7 +147,21 @@ class ClientUnderTest:
             self.connection.data_received(piece)
 
 
-class H2Server:
+class H2Peer:
+    """What the hyper-h2 library has heard."""
+
+    events: list[Any]
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def data(self, stream_id: int) -> bytes:
+        return b"".join(
+            event.data for event in self.of(h2.events.DataReceived) if event.stream_id == stream_id
+        )
+
+
+class H2Server(H2Peer):
     """The hyper-h2 library as the server of our client."""
 
     def __init__(self, client: ClientUnderTest, settings: dict[int, int] | None = None) -> None:
@@ -171,20 +185,12 @@ class H2Server:
             if received:
                 self.events += self.h2.receive_data(received)
 
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def data(self, stream_id: int) -> bytes:
-        return b"".join(
-            event.data for event in self.of(h2.events.DataReceived) if event.stream_id == stream_id
-        )
-
-    def send(self, *parts: Any, stream_id: int = 1, ends: bool = True, pad_length: int | None = None) -> None:
+    def send(self, *parts: Any, stream_id: int = 1, ends: bool = True) -> None:
         """Lists of header fields and pieces of the body, the last of which ends the stream."""
         for number, part in enumerate(parts, 1):
             end_stream = ends and number == len(parts)
             if isinstance(part, bytes):
-                self.h2.send_data(stream_id, part, end_stream=end_stream, pad_length=pad_length)
+                self.h2.send_data(stream_id, part, end_stream=end_stream)
             else:
                 self.h2.send_headers(stream_id, part, end_stream=end_stream)
         self.exchange()
@@ -243,7 +249,7 @@ def opened(**options: Any) -> ServerUnderTest:
     return server
 
 
-class H2Client:
+class H2Client(H2Peer):
     """The hyper-h2 library as the client of our server."""
 
     def __init__(self, server: ServerUnderTest, settings: dict[int, int] | None = None) -> None:
@@ -272,9 +278,6 @@ class H2Client:
             if not sent and not received:
                 return
 
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
     def request(
         self,
         payload: bytes = b"ping",
@@ -302,11 +305,6 @@ class H2Client:
     async def reset(self, stream_id: int) -> None:
         self.h2.reset_stream(stream_id)
         await self.exchange()
-
-    def data(self, stream_id: int) -> bytes:
-        return b"".join(
-            event.data for event in self.of(h2.events.DataReceived) if event.stream_id == stream_id
-        )
 
     def status(self, stream_id: int) -> dict[str, str]:
         """All header fields of the answer, initial and trailing."""

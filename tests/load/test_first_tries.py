@@ -57,19 +57,12 @@ def test_a_length_that_the_model_does_not_take_is_followed_by_others(tmp_path: P
             first_tries(target.endpoint, signature, RequestSpec())
         assert "--shape x=…" in raised.value.hint
         said: list[str] = []
-        tries = first_tries(
-            target.endpoint, signature, RequestSpec(shapes={"x": (4,)}, rows=2000), live=said.append
-        )
+        request = RequestSpec(shapes={"x": (4,)}, rows=2000)
+        tries = first_tries(target.endpoint, signature, request, live=said.append)
         with pytest.raises(UsageError, match=r"request.shapes: signature .* has no input 'z'"):
             first_tries(target.endpoint, signature, RequestSpec(shapes={"x": (4,), "z": (4,)}))
-    assert [text.removeprefix("asking it for ") for text in said] == [
-        "2,000 rows at once",
-        "4,000 rows at once",
-        "16,000 rows at once",
-        "2,000 rows at once",
-    ]
-    assert tries.shapes == tries.ranges == {}
-    assert tries.larger_s is not None
+    assert said == [f"asking it for {rows} rows at once" for rows in ("2,000", "4,000", "16,000", "2,000")]
+    assert (tries.shapes, tries.ranges, tries.larger_s is None) == ({}, {}, False)
     assert 0.0 < tries.lone_s < 1.0
 
 
@@ -87,19 +80,15 @@ def test_numbers_beyond_a_table_are_narrowed(tmp_path: Path, vocabulary: int, ex
 
 
 def test_a_fixed_batch_dimension_is_told_unless_nothing_is_batched(tmp_path: Path) -> None:
-    model = product(tmp_path / "net.onnx", rows=1)
+    of_one, of_four = (product(tmp_path / f"{rows}.onnx", rows=rows) for rows in (1, 4))
     with pytest.raises(
         TargetError, match="a request of 1 row is answered, one of 2 is not: the batch dim"
     ) as raised:
-        tried(model, RequestSpec())
+        tried(of_one, RequestSpec())
     assert "export" in raised.value.hint
-    assert tried(model, RequestSpec(), batched=False).larger_s is None
-
-
-def test_the_hint_for_a_fixed_batch_of_four_measures_requests_of_four_rows(tmp_path: Path) -> None:
-    model = product(tmp_path / "net.onnx", rows=4)
+    assert tried(of_one, RequestSpec(), batched=False).larger_s is None
     with pytest.raises(TargetError, match="one of 8 is not") as raised:
-        tried(model, RequestSpec(rows=4))
+        tried(of_four, RequestSpec(rows=4))
     assert "`batchtune load MODEL --rows 4 --no-batching`" in raised.value.hint
 
 

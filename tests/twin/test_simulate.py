@@ -33,8 +33,7 @@ from batchtune.twin.simulator.simulate import (
     run_by_events,
     summary_of,
 )
-from tests.twin.early_work import run_early
-from tests.twin.simulated_run import SimulatedRun, run_of, simulate_closed, simulate_open
+from tests.twin.simulated_run import run_of, simulate_closed, simulate_open
 
 SEED = 20_261_121
 V100, P4 = (0.1438, 1.8874), (0.5833, 1.4284)
@@ -399,25 +398,6 @@ def test_types_of_the_simulator_load_without_the_compiler() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "False"
-
-
-def test_early_work_is_prepared_while_its_batch_is_open() -> None:
-    """By the streaming scheduler that the benchmark of the stages simulates: 3 seconds a batch and 1 a row."""
-    device = Device(tau_s=3.0 + np.arange(5.0))
-    batcher = Batcher(max_batch_size=4, batch_timeout_s=10.0, batch_threads=2)
-
-    def played(due_s: list[float], *rows: int) -> SimulatedRun:
-        traffic = SimulatedTraffic(due_s=np.array(due_s), rows=np.array(rows, np.int32))
-        return run_of(run_early(traffic, batcher, device, 2.0))
-
-    run = played([0.0, 1.0, 5.0, 6.0], 1, 1, 1, 1)
-    # prepared at 2, 4, 7 and 9, then 3 + 4 seconds of the device
-    assert run.latency_s.tolist() == [16.0, 15.0, 11.0, 10.0]
-    run = played([0.0, 1.0, 30.0, 31.0], 1, 2, 3, 2)
-    assert run.batch.tolist() == [0, 0, 1, 2]
-    # 0 and 1 close at 10, prepared at 6; 30 closes at 31, prepared at 36; 31 times out at 41
-    assert run.batch_start_s.tolist() == [10.0, 36.0, 41.0]
-    assert run.latency_s.tolist() == [16.0, 15.0, 12.0, 15.0]
 
 
 def test_a_calibrated_twin_says_that_it_takes_another_scheduler_for_the_shared_one() -> None:

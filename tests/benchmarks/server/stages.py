@@ -6,8 +6,7 @@ The device is emulated (it sleeps), so that the CPUs are there for the stages as
 and 0.25 ms a row; before it Python that keeps a CPU busy for 0.2 ms a row, and a store that answers after 2 ms. Prints
 what `batchtune compare` says; a minute. With --early instead: how late is an answer at a steady rate, where the Python
 takes as long as the device and batches close by their timeout, as a unit of the shared scheduler, and with early work in
-batches of the streaming one. The twin says the same first, from these times alone: no delay of wire or server, no
-interpreter that two threads share.
+batches of the streaming one.
 """
 
 from __future__ import annotations
@@ -18,12 +17,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from batchtune.twin.simulator.simulate import Batcher, Device, SimulatedTraffic, summarise, summary_of
-from tests.twin.early_work import run_early
-
-RATE_RPS, TIMEOUT_S, ROWS_MAX, THREADS = 500, 0.02, 16, 3
 EARLY_CPU_S = 0.0005
 EMULATED = """\
 service_time: {base_ms: 4.0, per_row_ms: 0.25}
@@ -80,28 +73,7 @@ variants:
 """
 
 
-def print_prediction() -> None:
-    """Of the two variants of EARLY_SCENARIO: a minute of Poisson arrivals."""
-    due_s = np.cumsum(np.random.default_rng(1).exponential(1 / RATE_RPS, 60 * RATE_RPS))
-    rows = np.arange(ROWS_MAX + 1)
-    device_s = 0.004 + 0.00025 * rows
-    usual = {"max_batch_size": ROWS_MAX, "batch_timeout_s": TIMEOUT_S, "batch_threads": THREADS}
-    # as a unit a batch holds the device, which is serial, only for its own part, which tau of the unit is not
-    unit = Device(tau_s=device_s + EARLY_CPU_S * rows)
-    traffic, device = SimulatedTraffic(due_s=due_s, rows=1), Device(tau_s=device_s, serial=True)
-    shared = summary_of(traffic, Batcher(**usual, max_enqueued_batches=100), [unit], warm_up_s=1.0)
-    early = run_early(traffic, Batcher(**usual), device, EARLY_CPU_S, count_from_s=1.0)
-    streaming = summarise([early], warm_up_s=1.0, quantiles=(0.5, 0.95, 0.99))
-    print("predicted       p50 ms  p95 ms  p99 ms  mean batch rows  refused %")
-    for name, summary in (("shared", shared), ("streaming", streaming)):
-        p50_ms, p95_ms, p99_ms = summary.latency_s[0] * 1e3
-        rest = f"{summary.mean_batch_rows[0]:15.1f}  {summary.error_ratio[0] * 100:9.2f}"
-        print(f"{name:12} {p50_ms:9.1f} {p95_ms:7.1f} {p99_ms:7.1f}  {rest}", flush=True)
-
-
 def main(blocks: int, *, early: bool) -> int:
-    if early:
-        print_prediction()
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / "staged" / "1"
         version.mkdir(parents=True)

@@ -27,8 +27,8 @@ class Ended:
     seconds: float
 
     def or_exit(self) -> Any:
-        """The document; without one the benchmark ends with what the command said."""
-        if not self.document:
+        """The document; without one, or with an error in it, the benchmark ends with what the command said."""
+        if not self.document or "error" in self.document:
             sys.exit(f"exit code {self.code}: {self.errors[-2000:]}")
         return self.document
 

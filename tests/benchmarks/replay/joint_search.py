@@ -1,10 +1,10 @@
 """Searches what suits several models that share threads, on simulated servers, and says how good the answer truly is.
 
-    python tests/benchmarks/replay/joint_search.py --loads 80 --seeds 8 [--noise 0.06]
+    python tests/benchmarks/replay/joint_search.py --loads 80 --seeds 8
 
 For each case and seed a search of so many loads of 5 s, in virtual time: what its configuration truly holds, by three
 long loads at each factor, as a share of the best that is known of the space (every point of a small one was tried, a large
-one by descents). With noise that share of the loads meets a stall, and all of them differ by 3 %. The server is the simulator of tests/tune/search/pool_simulator.py.
+one by descents). The server is the simulator of tests/tune/search/pool_simulator.py.
 
 Mean share of the best with the time of 40 loads, four seeds, quiet, and how many of the established were below 90 % of
 it; beside it the search of several models that was here before:
@@ -22,27 +22,22 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from batchtune.batching.parameters import Configuration
 from batchtune.errors import BatchtuneError
-from batchtune.measure.quantiles import Estimate
 from batchtune.scenario.reader import parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.answer.recommend import recommend
 from batchtune.tune.evidence.bracket import runs_of
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
-from batchtune.tune.trials.trial import Trial, TrialRequest
+from batchtune.tune.trials.trial import TrialRequest
 from tests.tune.search.pool_simulator import APPLY_S, Device, SimulatedBench, simulated_load
 
 LOAD_S = 5.0
 TRUE_RUNS, TRUE_S = 3, 20.0
-DIFFERS = 0.03
-"""Standard deviation of the load that the server feels, between loads of one factor, in logs; with noise."""
-
 
 SPACE = "{max_batch_size: [1, 2, 4, 8, 16, 32], batch_timeout_micros: %s, num_batch_threads: %s}"
 
@@ -184,21 +179,9 @@ class Searched:
     loads: int
 
 
-def searched(case: Case, seed: int, *, loads: int, noise: float) -> Searched:
+def searched(case: Case, seed: int, *, loads: int) -> Searched:
     scenario = scenario_of(case, seed=seed, loads=loads)
-    chance = random.Random(seed)
-
-    def noisy(load: Trial) -> Trial:
-        if not noise or load.request.concurrency:
-            return load
-        asked = load.request
-        felt = replace(asked, scale=asked.scale * math.exp(chance.gauss(0.0, DIFFERS)))
-        seconds = asked.duration_s or LOAD_S
-        differs = simulated_load(scenario, case.device, felt, number=load.number, duration_s=seconds)
-        load = replace(differs, request=asked, seconds=load.seconds)
-        return stalled(load, chance) if chance.random() < noise else load
-
-    bench = SimulatedBench(scenario, case.device, change=noisy)
+    bench = SimulatedBench(scenario, case.device)
     made = [done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s)]
     try:
         chosen = recommend(made, scenario=scenario)
@@ -213,21 +196,8 @@ def searched(case: Case, seed: int, *, loads: int, noise: float) -> Searched:
     )
 
 
-def stalled(load: Trial, chance: random.Random) -> Trial:
-    """One of the models misses its limit by a little."""
-    name = chance.choice(list(load.parts))
-    part = load.parts[name]
-    assert part.measurement is not None
-    p95_s = part.measurement.latency_s["p95"].value
-    limit_s = p95_s / (1.0 + part.constraints["p95"])
-    late_s = max(p95_s, limit_s) * (1.0 + chance.uniform(0.05, 0.9))
-    late = {**part.measurement.latency_s, "p95": Estimate(value=late_s, low=late_s, high=late_s)}
-    missed = replace(part, feasible=False, measurement=replace(part.measurement, latency_s=late))
-    return replace(load, parts={**load.parts, name: missed}, feasible=False)
-
-
-def report(case: Case, seeds: int, loads: int, noise: float) -> str:
-    done = [searched(case, seed, loads=loads, noise=noise) for seed in range(1, seeds + 1)]
+def report(case: Case, seeds: int, loads: int) -> str:
+    done = [searched(case, seed, loads=loads) for seed in range(1, seeds + 1)]
     shares = sorted(each.share for each in done)
     wrong = sum(each.established and each.share < 0.9 for each in done)
     return (
@@ -244,12 +214,11 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--loads", type=int, default=80, help="loads that there is time for")
-    parser.add_argument("--noise", type=float, default=0.0, help="share of the loads that meet a stall")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     wanted = parser.parse_args()
     cases = [case for case in CASES if wanted.case in case.name]
     with ProcessPoolExecutor(max_workers=2) as pool:
-        given = ([value] * len(cases) for value in (wanted.seeds, wanted.loads, wanted.noise))
+        given = ([value] * len(cases) for value in (wanted.seeds, wanted.loads))
         for text in pool.map(report, cases, *given):
             print(text, flush=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from tests.benchmarks.emulated import Emulated
 from tests.benchmarks.zoo.zoo_models import model_directory
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ZooTarget:
     """One target.
 
@@ -25,6 +25,7 @@ class ZooTarget:
 
     name: str
     model: Emulated | str
+    _: KW_ONLY
     truth: Literal["exact", "recorded", "none"]
     objective: Literal["throughput", "capacity", "latency"] = "throughput"
     p95: str = "50ms"
@@ -90,104 +91,85 @@ trap = partial(ZooTarget, truth="none", clients=16)
 TARGETS: dict[str, ZooTarget] = {
     target.name: target
     for target in (
-        recorded(
-            name="device-0.05ms", model=Emulated(base_ms=0.05, per_row_ms=0.002), p95="20ms", seconds=60.0
-        ),
-        capacity(name="device-2ms", model=DEVICE_2MS, p95="20ms"),
+        recorded("device-0.05ms", Emulated(base_ms=0.05, per_row_ms=0.002), p95="20ms", seconds=60.0),
+        capacity("device-2ms", DEVICE_2MS, p95="20ms"),
         exact(
-            name="device-2ms-latency-rest",
-            model=Emulated(base_ms=2.0, per_row_ms=0.3),
+            "device-2ms-latency-rest",
+            Emulated(base_ms=2.0, per_row_ms=0.3),
             objective="latency",
             rate_rps=900,
             p95="30ms",
             protocol="rest",
         ),
-        capacity(
-            name="device-2ms-parallel",
-            model=Emulated(base_ms=2.0, per_row_ms=0.4, parallel=True),
-            p95="20ms",
-        ),
-        capacity(name="device-40ms", model=DEVICE_40MS, p95="400ms", seconds=120.0),
+        capacity("device-2ms-parallel", Emulated(base_ms=2.0, per_row_ms=0.4, parallel=True), p95="20ms"),
+        capacity("device-40ms", DEVICE_40MS, p95="400ms", seconds=120.0),
         exact(
-            name="device-40ms-rest",
-            model=Emulated(base_ms=40.0, per_row_ms=2.0, jitter_ratio=0.1),
+            "device-40ms-rest",
+            Emulated(base_ms=40.0, per_row_ms=2.0, jitter_ratio=0.1),
             brisk=False,
             p95="500ms",
             protocol="rest",
         ),
-        exact(name="device-400ms", model=DEVICE_400MS, clients=16, brisk=False, p95="3s", seconds=120.0),
-        capacity(name="device-400ms-capacity", model=DEVICE_400MS, brisk=False, p95="3s", seconds=120.0),
+        exact("device-400ms", DEVICE_400MS, clients=16, brisk=False, p95="3s", seconds=120.0),
+        capacity("device-400ms-capacity", DEVICE_400MS, brisk=False, p95="3s", seconds=120.0),
         exact(
-            name="steps-of-8",
-            model=Emulated(steps=STEPS_OF_8),
+            "steps-of-8",
+            Emulated(steps=STEPS_OF_8),
             clients=48,
             p95="40ms",
             sizes=(1, 4, 8, 9, 12, 16, 18, 24, 32, 40, 64),
             threads=(1, 2),
         ),
         capacity(
-            name="slower-above-32",
-            model=Emulated(steps=SLOWER_ABOVE_32),
+            "slower-above-32",
+            Emulated(steps=SLOWER_ABOVE_32),
             sizes=(1, 4, 8, 16, 24, 32, 40, 48, 64),
             threads=(),
         ),
-        exact(name="interference", model=INTERFERING),
-        capacity(name="interference-capacity-rest", model=INTERFERING, p95="30ms", protocol="rest"),
+        exact("interference", INTERFERING),
+        capacity("interference-capacity-rest", INTERFERING, p95="30ms", protocol="rest"),
         exact(
-            name="memory-ceiling",
-            model=Emulated(base_ms=3.0, per_row_ms=0.1, rows_max=24),
+            "memory-ceiling",
+            Emulated(base_ms=3.0, per_row_ms=0.1, rows_max=24),
             clients=64,
             p95="60ms",
             sizes=(1, 4, 8, 16, 24, 32, 64),
             threads=(),
         ),
-        capacity(name="batching-cannot-pay", model=Emulated(per_row_ms=3.0), p95="30ms"),
-        recorded(name="transformer", model="imdb_transformer", p95="60ms", request=TOKENS),
+        capacity("batching-cannot-pay", Emulated(per_row_ms=3.0), p95="30ms"),
+        recorded("transformer", "imdb_transformer", p95="60ms", request=TOKENS),
         recorded(
-            name="transformer-5-rows",
-            model="imdb_transformer",
+            "transformer-5-rows",
+            "imdb_transformer",
             clients=16,
             p95="150ms",
             request={"rows": 5, **TOKENS},
             sizes=(5, 10, 20, 40, 80),
         ),
-        recorded(name="conv-net", model="conv-net", clients=16, p95="300ms"),
+        recorded("conv-net", "conv-net", clients=16, p95="300ms"),
         recorded(
-            name="dense-slow",
-            model="dense-slow",
+            "dense-slow",
+            "dense-slow",
             clients=16,
             brisk=False,
             p95="2s",
             sizes=(1, 2, 4, 8, 16),
             seconds=120.0,
         ),
-        recorded(name="two-inputs", model="two-inputs", objective="latency", rate_rps=3000, p95="20ms"),
-        recorded(name="string-input-rest", model="words", protocol="rest"),
-        recorded(name="forest-rest", model="forest", protocol="rest"),
+        recorded("two-inputs", "two-inputs", objective="latency", rate_rps=3000, p95="20ms"),
+        recorded("string-input-rest", "words", protocol="rest"),
+        recorded("forest-rest", "forest", protocol="rest"),
         recorded(
-            name="requests-of-1MB",
-            model=Emulated(base_ms=5.0, per_row_ms=1.0, floats=262_144),
+            "requests-of-1MB",
+            Emulated(base_ms=5.0, per_row_ms=1.0, floats=262_144),
             clients=8,
             p95="200ms",
             request={"distinct": 4},
             sizes=(1, 2, 4, 8),
         ),
-        trap(
-            name="batch-fixed-at-1",
-            model="fixed-batch",
-            seconds=60.0,
-            exits=(5, 7),
-            says="invalid dimensions",
-        ),
-        trap(name="forest-zipmap", model="forest-zipmap", exits=(7,), says="seq(map", within_s=30.0),
-        trap(name="cannot-load", model="broken", exits=(7,), says="saved_model.pb", within_s=30.0),
-        trap(
-            name="slo-out-of-reach",
-            model=DEVICE_40MS,
-            objective="capacity",
-            p95="20ms",
-            seconds=60.0,
-            exits=(3,),
-        ),
+        trap("batch-fixed-at-1", "fixed-batch", seconds=60.0, exits=(5, 7), says="invalid dimensions"),
+        trap("forest-zipmap", "forest-zipmap", exits=(7,), says="seq(map", within_s=30.0),
+        trap("cannot-load", "broken", exits=(7,), says="saved_model.pb", within_s=30.0),
+        trap("slo-out-of-reach", DEVICE_40MS, objective="capacity", p95="20ms", seconds=60.0, exits=(3,)),
     )
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -10,10 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +18,51 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from google.protobuf.text_format import Parse
 
 from batchtune.server import __main__ as program
-from batchtune.wire.grpc.client_connection import GrpcClientConnection, prepare_call
 from batchtune.wire.tfserving.messages import (
     GetModelStatusRequest,
+    GetModelStatusResponse,
     ModelVersionStatus,
-    PredictRequest,
-    PredictResponse,
     ReloadConfigRequest,
     ReloadConfigResponse,
 )
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
 from tests.server.server_process import ServerProcess, free_ports, run_to_end, write_emulated
 from tests.waiting import wait_until
-from tests.wire.tensor_protos import tensor_to_proto
 
 LOOK_ONCE = "--file_system_poll_wait_seconds=0"
 METRICS = "/monitoring/prometheus/metrics"
 
 
-def call(server: ServerProcess, method: str, request: Any, answer: Any) -> Any:
-    """A unary call by grpcio."""
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+TUNING = "/v1/tuning/batching_parameters"
+ONE = {"instances": [[1, 2]]}
+ANSWER = {"predictions": [[3.0, 4.0]]}
+MESSAGE = encode_predict_request("m", "serving_default", {"x": np.ones((1, 2), np.float32)})
+
+
+def call_models(server: ServerProcess, method: str, request: Any, answer: Any) -> Any:
+    """A unary call of the ModelService by grpcio."""
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-        stub = channel.unary_unary(
-            f"/tensorflow.serving.{method}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=answer.FromString,
-        )
-        return stub(request, timeout=20)
+        stub = channel.unary_unary(f"/tensorflow.serving.ModelService/{method}")
+        return answer.FromString(stub(request.SerializeToString(), timeout=20))
 
 
-def predict_request(**inputs: np.ndarray) -> PredictRequest:
-    request = PredictRequest()
-    request.model_spec.name = "m"
-    for name, array in inputs.items():
-        request.inputs[name].CopyFrom(tensor_to_proto(array, as_content=True))
-    return request
+def reload(server: ServerProcess, name: str, base_path: Path | str) -> str:
+    """The code that a reload of one model ends with."""
+    request = ReloadConfigRequest()
+    request.config.model_config_list.config.add(name=name, base_path=str(base_path))
+    try:
+        call_models(server, "HandleReloadConfigRequest", request, ReloadConfigResponse)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def wait_for_line(server: ServerProcess, part: str) -> None:
+    wait_until(lambda: any(part in line for line in server.lines))
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +75,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
         yield server
 
 
-def test_the_ready_line_names_the_ports_and_an_emulated_device_is_called_one(emulated: ServerProcess) -> None:
+def test_lines_name_the_ports_and_say_what_a_version_takes_and_how_it_is_batched(
+    emulated: ServerProcess,
+) -> None:
     ready = f"gRPC on 127.0.0.1:{emulated.grpc_port}, REST on 127.0.0.1:{emulated.rest_port}, ready"
     assert emulated.lines[-1] == f"batchtune-model-server: {ready}\n"
     assert any("model m version 1 is an emulated device, not a model" in line for line in emulated.lines)
-
-
-def test_a_line_says_what_a_version_takes_and_how_it_is_batched(emulated: ServerProcess) -> None:
     (line,) = [line for line in emulated.lines if "is available" in line]
     assert line.startswith(
         "batchtune-model-server: model m version 1 is available: serving_default(x: float32 [?,2]) -> "
@@ -85,23 +89,14 @@ def test_a_line_says_what_a_version_takes_and_how_it_is_batched(emulated: Server
 
 
 def test_rest_and_grpc_answer_the_same(emulated: ServerProcess) -> None:
-    x = np.array([[1, 2], [3, 4]], np.float32)
-    assert emulated.predict({"instances": x.tolist()}) == {"predictions": [[3.0, 4.0], [7.0, 8.0]]}
-    response = call(emulated, "PredictionService/Predict", predict_request(x=x), PredictResponse)
-    outputs = decode_predict_response(response.SerializeToString())
-    np.testing.assert_array_equal(outputs["y"], [[3, 4], [7, 8]])
-
-
-def test_curl_gets_the_status(emulated: ServerProcess) -> None:
-    url = f"http://127.0.0.1:{emulated.rest_port}/v1/models/m"
-    shown = subprocess.run(
-        ["curl", "-s", "--noproxy", "*", url], check=True, capture_output=True, text=True
-    ).stdout
-    assert '"AVAILABLE"' in shown
+    assert emulated.predict({"instances": [[1, 1], [3, 4]]}) == {"predictions": [[2.0, 3.0], [7.0, 8.0]]}
+    with grpc.insecure_channel(f"127.0.0.1:{emulated.grpc_port}") as channel:
+        outputs = decode_predict_response(channel.unary_unary(PREDICT)(MESSAGE, timeout=20))
+    np.testing.assert_array_equal(outputs["y"], [[2, 3]])
 
 
 def test_metrics_count_requests_batches_and_the_emulated_device(emulated: ServerProcess) -> None:
-    emulated.predict({"instances": [[1, 2]]})
+    emulated.predict(ONE)
     text = emulated.rest.get(METRICS).text
     for part in (
         ':tensorflow:serving:request_count{model_name="m",status="OK"}',
@@ -115,32 +110,19 @@ def test_metrics_count_requests_batches_and_the_emulated_device(emulated: Server
 
 
 def test_new_batching_parameters_come_into_force_hot(emulated: ServerProcess) -> None:
-    path = "/v1/tuning/batching_parameters"
     wanted = {"enable_batching": True, "max_batch_size": 4, "num_batch_threads": 1}
-    answer = emulated.rest.put(path, json=wanted)
+    answer = emulated.rest.put(TUNING, json=wanted)
     assert answer.json() == {**wanted, "batch_scheduler": "shared"}
-    assert emulated.rest.get(path).json() == answer.json()
+    assert emulated.rest.get(TUNING).json() == answer.json()
     assert emulated.rest.post("/v1/models/m:predict", json={"instances": [[0, 0]] * 5}).json() == {
         "error": "Task size 5 is larger than maximum input batch size 4"
     }
-    refused = emulated.rest.put(path, json={"max_batch_size": 4, "allowed_batch_sizes": [2]})
+    refused = emulated.rest.put(TUNING, json={"max_batch_size": 4, "allowed_batch_sizes": [2]})
     assert refused.status_code == 400
     assert "Last entry in allowed_batch_sizes must match max_batch_size" in refused.json()["error"]
-    assert emulated.rest.put(path, json={"enable_batching": False}).json() == {"enable_batching": False}
-    assert emulated.predict({"instances": [[1, 2]]}) == {"predictions": [[3.0, 4.0]]}
-    emulated.rest.put(path, json={"enable_batching": True})
-
-
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What the program says of flags that it refuses, in this process: no server is made."""
-    monkeypatch.setattr(program, "share_one_heap", lambda: None)  # it is that of all tests
-
-    def told(*flags: str) -> str:
-        assert program.main(flags) == 2
-        return capsys.readouterr().err
-
-    return told
+    assert emulated.rest.put(TUNING, json={"enable_batching": False}).json() == {"enable_batching": False}
+    assert emulated.predict(ONE) == ANSWER
+    emulated.rest.put(TUNING, json={"enable_batching": True})
 
 
 @pytest.fixture
@@ -166,7 +148,6 @@ def test_grpc_is_served_by_tls_to_clients_with_a_certificate_and_on_a_unix_socke
     )
     socket_path = tmp_path / "grpc.sock"
     flags = [f"--ssl_config_file={config}", f"--grpc_socket_path={socket_path}"]
-    request = predict_request(x=np.ones((1, 2), np.float32)).SerializeToString()
     named, stranger = (
         grpc.ssl_channel_credentials(pem["out"].encode(), *pair)
         for pair in ((pem["key"].encode(), pem["out"].encode()), (None, None))
@@ -176,70 +157,59 @@ def test_grpc_is_served_by_tls_to_clients_with_a_certificate_and_on_a_unix_socke
             for credentials, served in ((named, True), (stranger, False)):
                 options = [("grpc.ssl_target_name_override", "localhost")]
                 with grpc.secure_channel(address, credentials, options) as channel:
-                    ask = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-                    answer = ask.future(request, timeout=20)
+                    answer = channel.unary_unary(PREDICT).future(MESSAGE, timeout=20)
                     assert answer.code() == (grpc.StatusCode.OK if served else grpc.StatusCode.UNAVAILABLE)
-        assert server.predict({"instances": [[1, 2]]}) == {
-            "predictions": [[3.0, 4.0]]
-        }  # REST is not encrypted
-        assert server.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("server_key: 7", ":1: server_key must be a quoted string; was 7"),
-        ("key: ''", ":1: unknown field 'key' of SSLConfig"),
-        ("server_key: 'no key'", ": server_key, server_cert or custom_ca: "),
-    ],
-)
-def test_a_wrong_ssl_config_is_told_at_the_start(
-    tmp_path: Path, refused: Callable[..., str], text: str, said: str
-) -> None:
-    (tmp_path / "ssl.txt").write_text(text)
-    told = refused("--model_base_path=/m", f"--ssl_config_file={tmp_path / 'ssl.txt'}")
-    assert f"error: --ssl_config_file={tmp_path / 'ssl.txt'}{said}" in told
-
-
-def test_without_the_flag_there_is_no_tuning_api(tmp_path: Path) -> None:
-    with ServerProcess(write_emulated(tmp_path / "m")) as server:
-        assert server.rest.get("/v1/tuning/batching_parameters").status_code != 200
+        assert server.predict(ONE) == ANSWER  # REST is not encrypted
+        assert server.rest.get(TUNING).status_code == 400  # without the flag
         assert server.stop(signal.SIGINT) == 0
 
 
-def test_the_status_can_be_asked_while_a_model_loads(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "m", base_ms=700)  # its warm-up run takes so long
+@pytest.mark.parametrize(
+    ("flags", "text", "said"),
+    [
+        ("--ssl_config_file={file}", "server_key: 7", ":1: server_key must be a quoted string; was 7"),
+        ("--ssl_config_file={file}", "key: ''", ":1: unknown field 'key' of SSLConfig"),
+        ("--ssl_config_file={file}", "server_key: 'no key'", ": server_key, server_cert or custom_ca: "),
+        ("--enable_batching --batching_parameters_file={file}", None, ": No such file or directory"),
+        (
+            "--enable_batching --batching_parameters_file={file}",
+            "max_batch_size { value: 8 } allowed_batch_sizes: 4",
+            ": Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error_in_this_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: str,
+    text: str | None,
+    said: str,
+) -> None:
+    monkeypatch.setattr(program, "share_one_heap", lambda: None)  # it is that of all tests
+    if text is not None:
+        (tmp_path / "given").write_text(text)
+    given = flags.format(file=tmp_path / "given").split()
+    assert program.main([f"--model_base_path={tmp_path}", *given]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'given'}{said}" in told
+    assert told.count("error:") == 1
+
+
+def test_the_status_can_be_asked_while_a_model_loads_and_a_signal_ends_that(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "m", base_ms=30_000)  # its warm-up run takes so long
     with ServerProcess(tmp_path / "m", wait=False) as server:
-        states: list[str] = []
-
-        def asked() -> bool:
-            try:
-                states.append(server.rest.get("/v1/models/m").text)
-            except httpx.TransportError:
-                return False
-            return "AVAILABLE" in states[-1]
-
-        wait_until(asked)
-        assert any("LOADING" in state for state in states)
-        server.wait_until_ready()
-        request = GetModelStatusRequest()
-        request.model_spec.name = "m"
-        from batchtune.wire.tfserving.messages import GetModelStatusResponse
-
-        status = call(server, "ModelService/GetModelStatus", request, GetModelStatusResponse)
-        assert [one.state for one in status.model_version_status] == [ModelVersionStatus.AVAILABLE]
-
-
-def test_a_signal_while_a_model_loads_ends_the_process(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "m", base_ms=30_000)
-    with ServerProcess(tmp_path / "m", wait=False) as server:
-        wait_until(lambda: any("emulated device" in line for line in server.lines))
+        wait_for_line(server, "emulated device")
+        assert "LOADING" in server.rest.get("/v1/models/m").text
+        request = Parse('model_spec { name: "m" }', GetModelStatusRequest())
+        status = call_models(server, "GetModelStatus", request, GetModelStatusResponse)
+        assert [one.state for one in status.model_version_status] == [ModelVersionStatus.LOADING]
         assert server.stop() == 0
 
 
 def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "m", wait=False) as server:
-        wait_until(lambda: any("Could not find base path" in line for line in server.lines))
+        wait_for_line(server, "Could not find base path")
         write_emulated(tmp_path / "staging")
         (tmp_path / "staging").rename(tmp_path / "m")
         server.wait_until_ready()
@@ -247,155 +217,79 @@ def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(unheard(reader, tmp_path / reader))
-            for reader in ("gone", "full disk", "closed")
-        ]
-        for server in servers:
-            wait_until(lambda server=server: server.versions() == {"1": "AVAILABLE"})
-            staging = write_emulated(tmp_path / "staging" / server.model.name, version=2)
-            (staging / "2").rename(server.model / "2")
-        for server in servers:
-            wait_until(lambda server=server: server.versions() == {"1": "END", "2": "AVAILABLE"})
-            server.process.terminate()
-        assert [server.process.wait(20) for server in servers] == [0, 0, 0]
-
-
-@dataclass
-class Unheard:
-    """A server that runs, and whose lines come nowhere."""
-
-    process: subprocess.Popen[bytes]
-    model: Path
-    url: str
-
-    def versions(self) -> dict[str, str]:
-        try:
-            answer = httpx.get(self.url, trust_env=False).json()
-        except httpx.TransportError:
-            return {}
-        return {status["version"]: status["state"] for status in answer.get("model_version_status", ())}
-
-
-@contextmanager
-def unheard(reader: str, model: Path) -> Iterator[Unheard]:
-    write_emulated(model)
+@pytest.mark.parametrize("reader", ["gone", "full disk", "closed"])
+def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(
+    tmp_path: Path, reader: str
+) -> None:
     grpc_port, rest_port = free_ports(2)
-    lines_end, write_end = os.pipe()
-    os.close(lines_end)
-    stderr = {"gone": write_end, "full disk": os.open("/dev/full", os.O_WRONLY), "closed": None}[reader]
-    command = [sys.executable, "-m", "batchtune.server", f"--model_base_path={model}", "--model_name=m"]
+    model = f"--model_base_path={write_emulated(tmp_path / 'm')}"
+    command = [sys.executable, "-m", "batchtune.server", model, "--model_name=m"]
     command += [f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
     if reader == "closed":
         command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = subprocess.Popen(command, stderr=stderr, env=buffered)
-    try:
-        yield Unheard(process, model, f"http://127.0.0.1:{rest_port}/v1/models/m")
-    finally:
-        process.kill()
-        process.wait()
-        os.close(write_end)
+
+    def versions() -> dict[str, str]:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{rest_port}/v1/models/m", trust_env=False).json()
+        except httpx.TransportError:
+            return {}
+        return {status["version"]: status["state"] for status in answer.get("model_version_status", ())}
+
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with ExitStack() as stack:
+        stack.callback(os.close, write_end)
+        lines = write_end if reader == "gone" else stack.enter_context(Path("/dev/full").open("w"))
+        process = subprocess.Popen(command, stderr=lines, env=buffered)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        wait_until(lambda: versions() == {"1": "AVAILABLE"})
+        (write_emulated(tmp_path / "staging", version=2) / "2").rename(tmp_path / "m" / "2")
+        wait_until(lambda: versions() == {"1": "END", "2": "AVAILABLE"})
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "a", version=1)
-    write_emulated(tmp_path / "a", version=2)
-    write_emulated(tmp_path / "b", version=5)
+    """A reload that cannot be carried out holds up neither good ones nor the end."""
+    for name, version in (("a", 1), ("a", 2), ("b", 5)):
+        write_emulated(tmp_path / name, version=version)
     config = tmp_path / "models.config"
-    listed = (
-        f'config {{ name: "a" base_path: "{tmp_path / "a"}" model_platform: "tensorflow" '
-        'model_version_policy { all {} } version_labels { key: "old" value: 1 } }'
-    )
-    config.write_text(f"model_config_list {{ {listed} }}")
-    with ServerProcess(
-        None, f"--model_config_file={config}", "--model_config_file_poll_wait_seconds=1"
-    ) as server:
-        body = {"instances": [[1, 2]]}
-        for path in (
-            "/v1/models/a:predict",
-            "/v1/models/a/versions/1:predict",
-            "/v1/models/a/labels/old:predict",
-        ):
-            assert server.predict(body, path=path) == {"predictions": [[3.0, 4.0]]}
-        assert "not found" in server.predict(body, path="/v1/models/b:predict")["error"]
-        request = ReloadConfigRequest()
-        request.config.model_config_list.config.add(name="b", base_path=str(tmp_path / "b"))
-        call(server, "ModelService/HandleReloadConfigRequest", request, ReloadConfigResponse)
-        assert server.predict(body, path="/v1/models/b:predict") == {"predictions": [[3.0, 4.0]]}
-        wait_until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code in {200, 404})
+    of_a = 'model_version_policy { all {} } version_labels { key: "old" value: 1 } } }'
+    config.write_text(listed(tmp_path, "a").replace("} }", of_a))
+    flags = (f"--model_config_file={config}", "--model_config_file_poll_wait_seconds=1")
+    with ServerProcess(None, *flags) as server:
+        for named in ("a", "a/versions/1", "a/labels/old"):
+            assert server.predict(ONE, path=f"/v1/models/{named}:predict") == ANSWER
+        assert "not found" in server.predict(ONE, path="/v1/models/b:predict")["error"]
+        assert [reload(server, "n", "a" * 5_000) for _ in range(3)] == ["UNKNOWN"] * 3
+        assert reload(server, "n", "a\0b") == "INVALID_ARGUMENT"
+        assert reload(server, "b", tmp_path / "b") == "OK"
+        assert server.predict(ONE, path="/v1/models/b:predict") == ANSWER
         # The file still lists a: its next reading brings it back.
-        wait_until(lambda: server.rest.post("/v1/models/a:predict", json=body).status_code == 200)
+        wait_until(lambda: server.rest.post("/v1/models/a:predict", json=ONE).status_code == 200)
         assert server.stop() == 0
 
 
-def test_reloads_that_cannot_be_carried_out_hold_up_neither_good_ones_nor_the_end(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "m")
-    with ServerProcess(tmp_path / "m") as server:
-
-        def reload_from(base_path: str, name: str = "m") -> str:
-            request = ReloadConfigRequest()
-            request.config.model_config_list.config.add(name=name, base_path=base_path)
-            try:
-                call(server, "ModelService/HandleReloadConfigRequest", request, ReloadConfigResponse)
-            except grpc.RpcError as error:
-                return str(error.code().name)
-            return "OK"
-
-        assert [reload_from("a" * 5_000, name="n") for _ in range(3)] == ["UNKNOWN"] * 3
-        assert reload_from("a\0b", name="n") == "INVALID_ARGUMENT"
-        assert reload_from(str(tmp_path / "m")) == "OK"
-        assert server.stop() == 0
-
-
-def test_a_new_version_takes_over_while_requests_run(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "m", version=1, base_ms=1)
-    with ServerProcess(tmp_path / "m", "--enable_batching") as server:
-        stop = threading.Event()
-        failures: list[str] = []
-
-        def client() -> None:
-            with httpx.Client(base_url=server.rest.base_url, trust_env=False) as rest:
-                while not stop.is_set():
-                    answer = rest.post("/v1/models/m:predict", json={"instances": [[1, 2]]})
-                    if answer.status_code != 200:
-                        failures.append(answer.text)
-
-        clients = [threading.Thread(target=client) for _ in range(4)]
-        for one in clients:
-            one.start()
-        write_emulated(tmp_path / "staging", version=2)
-        (tmp_path / "staging" / "2").rename(tmp_path / "m" / "2")
-        wait_until(lambda: any("version 1 is unloaded" in line for line in server.lines))
-        stop.set()
-        for one in clients:
-            one.join()
-        assert failures == []
-
-
-def test_sigterm_under_load_answers_what_was_sent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [[], ["typo"]], ids=["alone", "while another model is waited for"])
+def test_sigterm_under_load_answers_what_was_sent(tmp_path: Path, others: list[str]) -> None:
     write_emulated(tmp_path / "m", base_ms=20)
-    parameters = tmp_path / "batching.txt"
-    parameters.write_text("max_batch_size { value: 4 } num_batch_threads { value: 1 }")
-    flags = ("--enable_batching", f"--batching_parameters_file={parameters}")
-    with ServerProcess(tmp_path / "m", *flags) as server:
-        answered = asyncio.run(send_then_stop(server, requests=32))
-        assert answered == [0] * 32
-        assert server.stop(0) == 0
-
-
-def test_while_a_model_is_waited_for_another_s_requests_are_answered_at_sigterm(tmp_path: Path) -> None:
-    write_emulated(tmp_path / "m", base_ms=20)
-    config = tmp_path / "models.config"
-    config.write_text(listed(tmp_path, "m", "typo"))
-    parameters = tmp_path / "batching.txt"
-    parameters.write_text("max_batch_size { value: 4 } num_batch_threads { value: 1 }")
-    flags = ("--enable_batching", f"--batching_parameters_file={parameters}", f"--model_config_file={config}")
-    with ServerProcess(None, *flags, wait=False) as server:
-        wait_until(lambda: any("model m version 1 is available" in line for line in server.lines))
-        assert asyncio.run(send_then_stop(server, requests=32)) == [0] * 32
+    (tmp_path / "models.config").write_text(listed(tmp_path, "m", *others))
+    (tmp_path / "batching.txt").write_text("max_batch_size { value: 4 } num_batch_threads { value: 1 }")
+    files = [
+        f"--batching_parameters_file={tmp_path / 'batching.txt'}",
+        f"--model_config_file={tmp_path / 'models.config'}",
+    ]
+    with ServerProcess(None, "--enable_batching", *files, wait=False) as server:
+        wait_for_line(server, "model m version 1 is available")
+        wait_until(lambda: can_connect(server.grpc_port))
+        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            ask = channel.unary_unary(PREDICT)
+            calls = [ask.future(MESSAGE, timeout=20) for _ in range(32)]
+            calls[0].result()
+            server._process.send_signal(signal.SIGTERM)
+            assert {call.code() for call in calls} == {grpc.StatusCode.OK}
         assert server.stop(0) == 0
 
 
@@ -406,7 +300,7 @@ def test_a_mistake_in_the_list_of_models_can_be_mended_while_it_is_waited_for(tm
     config.write_text(listed(tmp_path, "typo"))
     flags = (f"--model_config_file={config}", "--model_config_file_poll_wait_seconds=1")
     with ServerProcess(None, *flags, wait=False) as server:
-        wait_until(lambda: any("Could not find base path" in line for line in server.lines))
+        wait_for_line(server, "Could not find base path")
         config.write_text(listed(tmp_path, "m"))
         server.wait_until_ready()
         assert server.stop() == 0
@@ -418,48 +312,14 @@ def listed(folder: Path, *names: str) -> str:
     return f"model_config_list {{ {entries} }}"
 
 
-async def send_then_stop(server: ServerProcess, *, requests: int) -> list[int]:
-    """Send at once, let the server be told to stop after the first answer; the status of every call."""
-    statuses: list[int] = []
-    ready, finished = asyncio.Event(), asyncio.Event()
-
-    def on_done(_tag: int, status: int, _message: bytes, _text: str) -> None:
-        if not statuses:
-            server._process.send_signal(signal.SIGTERM)
-        statuses.append(status)
-        if len(statuses) == requests:
-            finished.set()
-
-    def on_lost(_connection: object, tags: list[int], _reason: str) -> None:
-        statuses.extend([-1] * len(tags))
-        finished.set()
-
-    loop = asyncio.get_running_loop()
-    transport, connection = await loop.create_connection(
-        lambda: GrpcClientConnection(on_done, on_lost, lambda _connection: ready.set()),
-        "127.0.0.1",
-        server.grpc_port,
-    )
-    await ready.wait()
-    body = encode_predict_request("m", "serving_default", {"x": np.ones((1, 2), np.float32)})
-    prepared = prepare_call("/tensorflow.serving.PredictionService/Predict", "localhost", body)
-    for tag in range(requests):
-        connection.call(prepared, tag)
-    connection.flush()
-    await asyncio.wait_for(finished.wait(), 20)
-    transport.close()
-    return statuses
-
-
 def test_a_second_signal_ends_a_drain_at_once(tmp_path: Path) -> None:
     write_emulated(tmp_path / "m", base_ms=5_000)
-    body = b'{"instances": [[1, 2]]}'
-    head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: h\r\ncontent-length: 23\r\n\r\n"
     with (
         ServerProcess(tmp_path / "m", "--enable_model_warmup=false") as server,
         socket.create_connection(("127.0.0.1", server.rest_port)) as client,
     ):
-        client.sendall(head + body)
+        client.sendall(head + b'{"instances": [[1, 2]]}')
         wait_until(lambda: server.rest.get("/v1/models/m").status_code == 200)
         server._process.send_signal(signal.SIGTERM)
         wait_until(lambda: not can_connect(server.rest_port))
@@ -483,7 +343,7 @@ def test_a_signal_while_a_later_version_loads_ends_the_process(tmp_path: Path) -
         )
         status = "/v1/models/m/versions/2"
         wait_until(lambda: "LOADING" in server.rest.get(status).text)
-        assert server.predict({"instances": [[1, 2]]}) == {"predictions": [[3.0, 4.0]]}
+        assert server.predict(ONE) == ANSWER
         assert server.stop() == 0
         assert answer.code() == grpc.StatusCode.UNAVAILABLE
         assert answer.details() == "The server is shutting down"
@@ -500,66 +360,27 @@ def can_connect(port: int) -> bool:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (
-            ["--enable_bathing"],
-            "error: unknown argument: --enable_bathing\nhint: did you mean --enable_batching?",
-        ),
-        (
-            ["--batching_parameters_file={bad}"],
-            "error: server_options.batching_parameters_file is set without setting server_options.enable_batching",
-        ),
-        (
-            ["--enable_batching", "--batching_parameters_file={bad}"],
-            "error: {bad}: Last entry in allowed_batch_sizes must match max_batch_size; last entry was 4; expected 8",
-        ),
-        (["--enable_batching", "--batching_parameters_file={none}"], "No such file or directory"),
-    ],
-)
-def test_a_wrong_flag_is_one_clear_error(
-    tmp_path: Path, refused: Callable[..., str], flags: list[str], said: str
-) -> None:
-    paths = {name: str(tmp_path / name) for name in ("bad", "none")}
-    (tmp_path / "bad").write_text("max_batch_size { value: 8 } allowed_batch_sizes: 4")
-    told = refused(f"--model_base_path={tmp_path}", *(flag.format(**paths) for flag in flags))
-    assert said.replace("{bad}", paths["bad"]) in told
-    assert told.count("error:") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
         (["--model_base_path={none}", LOOK_ONCE], "Could not find base path {none} for servable default"),
         (["--model_base_path={empty}", LOOK_ONCE], "Did you forget to name your leaf directory as a number"),
-        (
-            ["--model_base_path={broken}"],
-            "version: 1} due to error: INVALID_ARGUMENT: {broken}/1/emulated.yaml",
-        ),
+        (["--model_base_path={broken}"], "due to error: INVALID_ARGUMENT: {broken}/1/emulated.yaml"),
         (["--host=192.0.2.1"], "error: cannot listen on 192.0.2.1:"),
+        (
+            ["--port={taken}"],
+            "127.0.0.1:{taken}: address already in use\nhint: choose other ports with --port and --rest_api_port\n",
+        ),
     ],
 )
 def test_a_server_that_cannot_start_says_why_in_one_error(
-    tmp_path: Path, flags: list[str], said: str
+    tmp_path: Path, emulated: ServerProcess, flags: list[str], said: str
 ) -> None:
-    paths = {name: str(tmp_path / name) for name in ("none", "empty", "broken", "good")}
+    names = {name: str(tmp_path / name) for name in ("none", "empty", "broken")}
+    names["taken"] = str(emulated.grpc_port)
     (tmp_path / "empty").mkdir()
     write_emulated(tmp_path / "broken", base_ms=-1)
-    write_emulated(tmp_path / "good")
-    given = [flag.format(**paths) for flag in flags]
-    ports = ServerProcess.free_ports()
-    finished = run_to_end(f"--model_base_path={paths['good']}", *ports, *given)
-    for name, path in paths.items():
-        said = said.replace(f"{{{name}}}", path)
+    good = f"--model_base_path={write_emulated(tmp_path / 'good')}"
+    given = [flag.format(**names) for flag in flags]
+    finished = run_to_end(good, *ServerProcess.free_ports(), *given)
     assert finished.returncode == 1
-    assert said in finished.stderr
+    assert said.format(**names) in finished.stderr
     assert "Traceback" not in finished.stderr
     assert len([line for line in finished.stderr.splitlines() if line.startswith("error:")]) == 1
-
-
-def test_a_port_in_use_is_one_clear_error(tmp_path: Path, emulated: ServerProcess) -> None:
-    base_path = write_emulated(tmp_path / "m")
-    finished = run_to_end(f"--model_base_path={base_path}", f"--port={emulated.grpc_port}")
-    assert finished.returncode == 1
-    assert finished.stderr == (
-        f"error: cannot listen on 127.0.0.1:{emulated.grpc_port}: address already in use\n"
-        "hint: choose other ports with --port and --rest_api_port\n"
-    )

@@ -10,6 +10,8 @@ import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,17 +19,20 @@ import h2.errors
 import hpack
 import numpy as np
 import pytest
+import uvloop
 
 from batchtune.errors import TargetError, UsageError
 from batchtune.load.answers import difference, with_lone_answers
-from batchtune.load.clients.client import PREDICT_PATH
+from batchtune.load.clients.client import PREDICT_PATH, http_posts
 from batchtune.load.fleet import LoadJob
 from batchtune.load.samples import NEVER_NS, Samples, Status
+from batchtune.load.worker_process import Pacer
 from batchtune.scenario.arrivals import Arrivals, ClosedLoop
 from batchtune.scenario.payloads import RequestSet, build_requests
 from batchtune.scenario.spec.target import TlsSpec
 from batchtune.scenario.spec.workload import RequestSpec
 from batchtune.target.endpoint import Endpoint, control_channel, url_failure
+from batchtune.wire.kserve_infer import ModelInferRequest, json_length, signature_from_metadata
 from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.tfserving.messages import PredictRequest, PredictResponse
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto
@@ -52,6 +57,7 @@ from tests.load.load_servers import (
     run_here,
 )
 from tests.measure.send_lag import send_lag_ns
+from tests.target.kserve_server import METADATA, KserveServer
 from tests.wire.tensor_protos import tensor_to_proto
 from tests.wire.wire_peers import HEADERS, raw_frame
 
@@ -562,3 +568,183 @@ def test_the_control_plane_verifies_the_name_that_was_given(
 def test_a_ca_file_that_cannot_be_read_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="TLS files cannot be used"):
         run_here(a_job("rest", 1, closed(1, 1), tls=TlsSpec(ca_file="/does/not/exist.pem")))
+
+
+# -- KServe v2: what is sent and what is decoded --
+
+
+PROTOCOLS = ["kserve_grpc", "kserve_rest", "kserve_rest_binary"]
+SIGNATURE = signature_from_metadata("serving_default", METADATA)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[KserveServer]:
+    with KserveServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(started: KserveServer) -> KserveServer:
+    started.fail, started.garbage = None, False
+    started.heads.clear()
+    started.paths.clear()
+    return started
+
+
+def requests_of(protocol: str, *, version: int | None = None, **keys: Any) -> RequestSet:
+    spec = RequestSpec.model_validate({"protocol": protocol, "distinct": 3, **keys})
+    return build_requests(spec, SIGNATURE, model_name="m", version=version)
+
+
+def job(server: KserveServer, requests: RequestSet, arrivals: Any, **changes: Any) -> LoadJob:
+    endpoint = Endpoint(model_name="m", rest_port=server.rest_port, grpc_port=server.grpc_port, **changes)
+    return LoadJob(endpoint=endpoint, requests=requests, arrivals=arrivals, check_every=1)
+
+
+def doubles(requests: RequestSet, factor: float = 2.0) -> tuple[dict[str, Any], ...]:
+    """What is to be expected of gRPC bodies."""
+    messages = [ModelInferRequest.FromString(body) for body in requests.bodies]
+    arrays = [
+        np.frombuffer(one.raw_input_contents[0], np.float32).reshape(one.inputs[0].shape) for one in messages
+    ]
+    return tuple({"y": factor * array} for array in arrays)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("arrivals", [closed(4, 40), evenly(200, 0.2)], ids=["closed", "open"])
+def test_every_answer_is_decoded(server: KserveServer, protocol: str, arrivals: Any) -> None:
+    samples = run_here(job(server, requests_of(protocol, rows=2), arrivals))
+    assert samples.errors() == {}
+    assert samples.answers_checked == len(samples) == 40
+    assert samples.rows.tolist() == [2] * 40
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_answers_are_compared_with_what_is_expected(server: KserveServer, protocol: str) -> None:
+    expected = doubles(requests_of("kserve_grpc"))  # the same seed draws the same values
+    plain = requests_of(protocol)
+    for answers, errors in ((expected, {}), (doubles(requests_of("kserve_grpc"), 3.0), {"WRONG_ANSWER": 6})):
+        requests = replace(plain, expected=answers)
+        assert run_here(job(server, requests, closed(1, 6))).errors() == errors
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_answers_that_do_not_decode_are_malformed(server: KserveServer, protocol: str) -> None:
+    server.garbage = True
+    assert run_here(job(server, requests_of(protocol), closed(1, 3))).errors() == {"MALFORMED": 3}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_headers_travel_and_the_version_is_named(server: KserveServer, protocol: str) -> None:
+    requests = requests_of(protocol, headers={"authorization": "Bearer x"}, version=7)
+    run_here(job(server, requests, closed(1, 1), model_version=7))
+    if protocol == "kserve_grpc":
+        assert server.paths == ["/inference.GRPCInferenceService/ModelInfer"]
+        assert ModelInferRequest.FromString(requests.bodies[0]).model_version == "7"
+    else:
+        assert server.paths == ["/v2/models/m/versions/7/infer"]
+    assert server.heads[0]["authorization"] == "Bearer x"
+
+
+def test_binary_posts_say_where_their_json_ends() -> None:
+    endpoint = Endpoint(model_name="m", rest_port=80)
+    plain, binary = requests_of("kserve_rest"), requests_of("kserve_rest_binary")
+    head, _, body = http_posts(endpoint, binary)[0].partition(b"\r\n\r\n")
+    assert body == binary.bodies[0]
+    assert head.split(b"\r\n") == [
+        b"POST /v2/models/m/infer HTTP/1.1",
+        b"Host: 127.0.0.1:80",
+        b"Content-Type: application/octet-stream",
+        b"Inference-Header-Content-Length: %d" % json_length(body),
+        b"Content-Length: %d" % len(body),
+    ]
+    head = http_posts(endpoint, plain)[0].partition(b"\r\n\r\n")[0]
+    assert b"\r\nContent-Type: application/json\r\nContent-Length: " in head
+
+
+def test_what_json_cannot_hold_is_a_usage_error_that_names_the_way_out() -> None:
+    document = {"inputs": [{"name": "x", "datatype": "FP16", "shape": [-1]}]}
+    signature = signature_from_metadata("serving_default", document)
+    for protocol in ("kserve_grpc", "kserve_rest_binary"):
+        build_requests(RequestSpec(protocol=protocol), signature, model_name="m")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="FP16 cannot travel as JSON, only as binary data"):
+        build_requests(RequestSpec(protocol="kserve_rest"), signature, model_name="m")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_full_queue_is_seen_through_the_whole_client(server: KserveServer, protocol: str) -> None:
+    server.fail = (503, grpc.StatusCode.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size")
+    samples = run_here(job(server, requests_of(protocol), closed(2, 8)))
+    assert samples.errors() == {"QUEUE_FULL": 8}
+    assert "Exceeds maximum queue size" in samples.error_texts["QUEUE_FULL"]
+
+
+# -- the loop is woken on time, by timerfd --
+
+
+MILLISECOND_NS = 1_000_000
+loop_factory = uvloop.new_event_loop
+
+
+@contextmanager
+def paced(on_wake: Callable[[Pacer], None] = lambda _: None) -> Iterator[tuple[Pacer, list[int]]]:
+    """A pacer in this loop, and the instants at which it woke."""
+    wakes: list[int] = []
+
+    def wake() -> None:
+        wakes.append(time.monotonic_ns())
+        on_wake(pacer)
+
+    pacer = Pacer(asyncio.get_running_loop(), wake)
+    yield pacer, wakes
+    pacer.close()
+    pacer.close()
+
+
+async def woken(wakes: list[int], count: int = 1) -> None:
+    async with asyncio.timeout(5):
+        while len(wakes) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_it_never_wakes_before_the_time_and_at_once_for_one_in_the_past() -> None:
+    with paced() as (pacer, wakes):
+        for offset_ns in (3 * MILLISECOND_NS, 100_000, 12_345_678, -1):
+            wakes.clear()
+            when_ns = time.monotonic_ns() + offset_ns
+            pacer.wake_at(when_ns)
+            await woken(wakes)
+            assert wakes[0] >= when_ns
+        for when_ns in (0, -5):
+            wakes.clear()
+            pacer.wake_at(when_ns)
+            await woken(wakes)
+
+
+async def test_it_wakes_once_for_each_time_and_the_last_time_given_holds() -> None:
+    with paced() as (pacer, wakes):
+        now_ns = time.monotonic_ns()
+        pacer.wake_at(now_ns + 2 * MILLISECOND_NS)
+        pacer.wake_at(now_ns + 20 * MILLISECOND_NS)
+        await woken(wakes)
+        await asyncio.sleep(0.02)
+        assert len(wakes) == 1
+        assert wakes[0] >= now_ns + 19 * MILLISECOND_NS
+
+
+async def test_a_wake_may_set_the_next() -> None:
+    with paced(lambda pacer: pacer.wake_at(time.monotonic_ns() - 1) if len(wakes) < 20 else None) as (
+        pacer,
+        wakes,
+    ):
+        pacer.wake_at(time.monotonic_ns())
+        await woken(wakes, 20)
+        await asyncio.sleep(0.005)
+        assert len(wakes) == 20
+
+
+async def test_a_closed_pacer_stays_silent() -> None:
+    with paced() as (pacer, wakes):
+        pacer.wake_at(time.monotonic_ns() + MILLISECOND_NS)
+    await asyncio.sleep(0.01)
+    assert wakes == []

@@ -374,21 +374,15 @@ def requests(count: int, duration: str) -> list[Variant]:
     return variants_of(load=load)
 
 
-def test_a_fixed_number_of_requests_has_a_wall_time(capsys):
-    _, found = run(requests(400, "10s"), blocks=6, law=Law())
-    assert found.figures("off").requests == 400
-    assert found.figures("off").wall_s.value == pytest.approx(400 * 0.0013, rel=0.01)
-    print_comparison(found, path=Path("results/x"))
-    text = capsys.readouterr().out
-    assert "wall time s" in text
-    assert "Wall time: from the first of 400 requests to the last answer." in text
-    assert "With no batching: off.\nWith max_batch_size=" in text
-
-
-def test_a_run_cut_short_by_its_duration_has_no_wall_time():
-    _, found = run(requests(100_000, "500ms"), blocks=2)
-    assert found.figures("off").wall_s is None
-    assert found.figures("off").throughput_rps is not None
+@pytest.mark.parametrize(
+    ("count", "duration", "wall_s"), [(400, "10s", 400 * 0.0013), (100_000, "500ms", None)]
+)
+def test_a_fixed_number_of_requests_has_a_wall_time_unless_its_duration_cuts_it(count, duration, wall_s):
+    _, found = run(requests(count, duration), blocks=2, law=Law())
+    off = found.figures("off")
+    assert off.throughput_rps is not None
+    assert (off.wall_s and off.wall_s.value) == (wall_s and pytest.approx(wall_s, rel=0.01))
+    assert wall_s is None or off.requests == count
 
 
 def test_answers_for_two_sizes_of_request_are_summed_up():

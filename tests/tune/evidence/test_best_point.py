@@ -97,9 +97,9 @@ def test_without_a_promise_there_is_no_verdict() -> None:
     assert verdict("FAIL", scenario_of()) == "FAIL"
 
 
-def test_a_range_says_which_point_is_best_and_why() -> None:
+def test_a_range_says_which_point_is_best() -> None:
     points = [point(4), point(8)]
-    assert "Best: clients 8: of the points that meet the SLO it has the highest throughput." in said(points)
+    assert "Best: clients 8: " in said(points)
     assert "Best:" not in said([point(4)])
     assert points_dict(points)["best"]["number"] == points[1].number
     assert points_dict([])["best"] is None

@@ -76,6 +76,7 @@ def test_a_closed_loop_gets_the_size_that_its_clients_fill() -> None:
 
 def test_where_batching_cannot_pay_nothing_is_claimed_for_it() -> None:
     _, answer, _ = swept(0.05, 1.5)
+    assert answer.configuration.batching is None or answer.level_with is not None
     assert answer.batching_helps != "yes"
     assert answer.batching_gain.low <= 1.0 <= answer.batching_gain.high
 
@@ -180,6 +181,7 @@ def test_where_runs_differ_widely_a_lone_run_of_no_batching_proves_no_gain() -> 
             latency_s = {name: scaled(quantile, slower) for name, quantile in quantiles}
             disturbed.append(remeasured(trial, latency_s=latency_s))
     answer = recommend(disturbed, scenario=asked.model_copy(update={"slo": asked.slo.model_validate({})}))
+    assert answer.configuration.batching is not None
     assert answer.batching_helps != "yes"
     assert not answer.established
 

@@ -43,6 +43,7 @@ objective: capacity
 search: {budget: {trials: 25}, space: {max_batch_size: [1, 4, 16], num_batch_threads: [1, 2]}}
 fixed: {batch_timeout_micros: 0, max_enqueued_batches: 100}
 """
+SCENARIO = parse_scenario(TEXT)
 LATENCY = TEXT.replace("objective: capacity", "objective: latency")
 
 
@@ -89,16 +90,15 @@ def batching_of(configuration: Configuration, model: str) -> Any:
 
 
 def test_each_model_has_its_own_axes_and_all_share_the_threads() -> None:
-    scenario = parse_scenario(TEXT)
-    assert list(scenario.axes) == ["num_batch_threads", "ranker:max_batch_size", "reader:max_batch_size"]
-    configuration = scenario.configuration(
+    assert list(SCENARIO.axes) == ["num_batch_threads", "ranker:max_batch_size", "reader:max_batch_size"]
+    configuration = SCENARIO.configuration(
         {"num_batch_threads": 2, "ranker:max_batch_size": 16, "reader:max_batch_size": 1}
     )
     ranker, reader = (batching_of(configuration, name) for name in ("ranker", "reader"))
     assert (ranker.max_batch_size, reader.max_batch_size) == (16, 1)
     assert ranker.num_batch_threads == reader.num_batch_threads == 2
     assert ranker.max_enqueued_batches == 100
-    assert scenario.limits == {"ranker:p95": 0.025, "reader:p95": 0.15}
+    assert SCENARIO.limits == {"ranker:p95": 0.025, "reader:p95": 0.15}
 
 
 EIGHT = TEXT.replace("slo: {p95: 25ms}", "slo: {p95: 25ms}, batching: {max_batch_size: 8}")
@@ -120,8 +120,7 @@ def test_a_value_that_no_server_takes_names_the_model() -> None:
 
 
 def test_every_point_has_a_configuration_of_its_own_by_which_it_is_found_again() -> None:
-    scenario = parse_scenario(TEXT)
-    named, fresh = Contenders(scenario), Contenders(scenario)
+    named, fresh = Contenders(SCENARIO), Contenders(SCENARIO)
     points = named.whole(100)
     assert len(points) == len({contender.configuration for contender in points}) == 18
     again = [fresh.add(contender.configuration, "grid") for contender in points]
@@ -129,7 +128,7 @@ def test_every_point_has_a_configuration_of_its_own_by_which_it_is_found_again()
 
 
 def test_best_for_each_alone_is_put_together_once_for_each_number_of_threads() -> None:
-    contenders = Contenders(parse_scenario(TEXT))
+    contenders = Contenders(SCENARIO)
     best = {
         "ranker": {"num_batch_threads": 1, "ranker:max_batch_size": 16},
         "reader": {"num_batch_threads": 2, "reader:max_batch_size": 4},
@@ -164,27 +163,25 @@ def test_it_beats_what_is_best_for_each_alone_where_they_compete_and_says_so() -
 
 
 def test_the_same_answers_make_the_same_asks_so_that_an_interrupted_sweep_goes_on() -> None:
-    scenario = parse_scenario(TEXT)
     whole = unchanged()
-    rest = swept(scenario, earlier=whole[:5])
+    rest = swept(SCENARIO, earlier=whole[:5])
     assert [trial.request for trial in rest] == [trial.request for trial in whole[5:]]
     assert rest[0].number == whole[5].number == whole[4].last_number + 1
 
 
 @pytest.mark.slow
 def test_what_only_the_search_saw_hold_gives_way_to_what_fresh_runs_hold() -> None:
-    scenario = parse_scenario(TEXT)
-    most = 0.85 * recommend(unchanged(), scenario=scenario).scale
+    most = 0.85 * recommend(unchanged(), scenario=SCENARIO).scale
 
     def unlucky(trial: Trial) -> Trial:
         """Every confirmation run above that scale breaks."""
         is_lucky = trial.source != "confirm" or trial.request.scale <= most
         return trial if is_lucky else with_parts(trial, late)
 
-    trials = swept(scenario, change=unlucky)
+    trials = swept(SCENARIO, change=unlucky)
     fresh = [trial.request.scale for trial in trials if trial.source == "confirm"]
     assert fresh[2] < fresh[0]
-    chosen = recommend(trials, scenario=scenario)
+    chosen = recommend(trials, scenario=SCENARIO)
     assert chosen.scale <= most or not chosen.established
 
 
@@ -211,7 +208,7 @@ def test_slos_that_are_never_kept_together_are_told_as_such() -> None:
 
 def test_loads_that_the_client_limited_break_no_slo() -> None:
     with pytest.raises(MeasurementInvalidError, match="the client was the limit"):
-        recommend([*map(client_limited, unchanged())], scenario=parse_scenario(TEXT))
+        recommend([*map(client_limited, unchanged())], scenario=SCENARIO)
 
 
 def test_fresh_runs_that_the_client_limited_refute_nothing() -> None:
@@ -223,7 +220,7 @@ def test_fresh_runs_that_the_client_limited_refute_nothing() -> None:
 def test_no_load_of_all_models_is_no_answer() -> None:
     alone = [trial for trial in unchanged() if trial.request.models]
     with pytest.raises(InconclusiveError, match="no trial is finished"):
-        recommend(alone, scenario=parse_scenario(TEXT))
+        recommend(alone, scenario=SCENARIO)
 
 
 def test_a_server_that_never_works_ends_the_sweep() -> None:
@@ -236,9 +233,8 @@ def test_a_server_that_never_works_ends_the_sweep() -> None:
 
 
 def test_a_configuration_that_leads_by_luck_gives_way_once_it_was_measured_again() -> None:
-    scenario = parse_scenario(TEXT)
     point = {"num_batch_threads": 1, "ranker:max_batch_size": 4, "reader:max_batch_size": 4}
-    lucky = scenario.configuration(point)
+    lucky = SCENARIO.configuration(point)
     helped_loads: list[int] = []
 
     def helped(trial: Trial) -> Trial:
@@ -253,8 +249,8 @@ def test_a_configuration_that_leads_by_luck_gives_way_once_it_was_measured_again
         answered, p95 = exactly(part.request.rate_rps or 0.0), {"p95": exactly(0.002)}
         return remeasured(part, error_ratio=0.0, latency_s=p95, throughput_rps=answered)
 
-    trials = swept(scenario, change=helped)
-    chosen = recommend(trials, scenario=scenario)
+    trials = swept(SCENARIO, change=helped)
+    chosen = recommend(trials, scenario=SCENARIO)
     assert lucky in {trial.configuration for trial in trials if trial.source == "confirm"}
     assert chosen.configuration != lucky
     assert chosen.confirmations >= FRESH
@@ -274,17 +270,16 @@ def test_a_configuration_that_leads_by_luck_gives_way_once_it_was_measured_again
 def test_a_load_holds_misses_or_misses_by_far(
     p95_s: float, answered: float, verdict: Any, held: bool, far: bool
 ) -> None:
-    scenario = parse_scenario(TEXT)
     asked = TrialRequest(configuration=Configuration(batching=None), source="sampler", reason="")
 
     def measured(part: Trial) -> Trial:
         value, share = (p95_s, answered) if part.model == "ranker" else (0.01, 1.0)
         figures = {"latency_s": {"p95": exactly(value)}, "throughput_rps": exactly(1000.0 * share)}
         loaded = remeasured(part, window_s=1000.0, error_ratio=0.0, verdict=verdict, **figures)
-        broken = {"p95": value / scenario.limits[f"{part.model}:p95"] - 1.0}
+        broken = {"p95": value / SCENARIO.limits[f"{part.model}:p95"] - 1.0}
         return replace(loaded, request=replace(part.request, rate_rps=1000.0), constraints=broken)
 
-    run = run_of(with_parts(simulated_load(scenario, DEVICE, asked, duration_s=0.2), measured), scenario)
+    run = run_of(with_parts(simulated_load(SCENARIO, DEVICE, asked, duration_s=0.2), measured), SCENARIO)
     assert (run.held, run.far, run.rate_rps) == (held, far, 240.0)
 
 
@@ -309,15 +304,14 @@ def read_again(folder: Path, lines: list[dict[str, Any]]) -> list[Trial]:
 
 
 def test_loads_of_runs_of_before_are_put_together_again_and_answered_from(tmp_path: Path) -> None:
-    scenario = parse_scenario(TEXT)
     whole = [trial for trial in unchanged() if trial.source != "probe"]
     assert {trial.request.models for trial in whole} == {(), ("ranker",), ("reader",)}
     lines = [line for number, trial in enumerate(whole, 1) for line in lines_of_before(trial, number)]
     again = read_again(tmp_path, lines)
     asked = attrgetter("configuration", "request.scale", "request.models")
     assert [*map(asked, again)] == [*map(asked, whole)]
-    assert [run_of(load, scenario) for load in again] == [run_of(trial, scenario) for trial in whole]
-    before, now = recommend(again, scenario=scenario), recommend(whole, scenario=scenario)
+    assert [run_of(load, SCENARIO) for load in again] == [run_of(trial, SCENARIO) for trial in whole]
+    before, now = recommend(again, scenario=SCENARIO), recommend(whole, scenario=SCENARIO)
     answer = attrgetter("configuration", "capacity", "models")
     assert answer(before) == answer(now)
 

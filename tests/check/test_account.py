@@ -246,16 +246,14 @@ def test_the_fewest_values_show_a_step_halfway():
     assert all(change_points(series((1.0, LEAST // 2), (1.5, LEAST // 2), seed=seed)) for seed in range(20))
 
 
-def test_one_outlier_is_no_change():
-    values = series((1.0, 20))
-    values[10] *= 3.0
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2.0] * 30,
+        [3.0 * value if at == 10 else value for at, value in enumerate(series((1.0, 20)))],
+        *([1.0 if at < count / 2 else 9.0 for at in range(count)] for count in (0, 1, LEAST - 1)),
+    ],
+    ids=["equal values", "one outlier", "none", "one", "too few"],
+)
+def test_what_is_no_change_shows_none(values):
     assert change_points(values) == []
-
-
-@pytest.mark.parametrize("count", [0, 1, LEAST - 1])
-def test_too_few_values_show_none(count):
-    assert change_points([1.0 if at < count / 2 else 9.0 for at in range(count)]) == []
-
-
-def test_equal_values_show_none():
-    assert change_points([2.0] * 30) == []

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import select
-import signal
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path += [str(Path(__file__).parents[3])]
 
-from batchtune.wire.http2 import LARGEST_WINDOW, PREFACE
 from batchtune.wire.tfserving.tensors import encode_predict_request
 from tests.benchmarks.rivals import CLIENT_CORE, ROOT, served
 from tests.benchmarks.server.innocent import in_words, innocent_beside
@@ -37,10 +36,10 @@ from tests.server.hostile_attacks import (
     PING,
     ROW,
     RST,
-    SETTINGS,
     WINDOW,
     Ports,
     connect,
+    connect_grpc,
     data,
     head,
     post,
@@ -54,12 +53,6 @@ BATCHING = (
     "max_batch_size { value: 8 } batch_timeout_micros { value: 2000 } num_batch_threads { value: 2 } "
     "max_enqueued_batches { value: 1000000 }"
 )
-OPENING = (
-    PREFACE
-    + raw_frame(SETTINGS, 0, 0, b"\0\4" + LARGEST_WINDOW.to_bytes(4))
-    + raw_frame(SETTINGS, 1, 0)
-    + raw_frame(WINDOW, 0, 0, (LARGEST_WINDOW - 65_535).to_bytes(4))
-)
 PREDICT = encode_predict_request("m", "", ROW)
 REST_PREDICT = post("/v1/models/m:predict", b'{"instances": [[0.0, 0.0]]}')
 STATUS = b"GET /v1/models/m HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -70,7 +63,7 @@ FLOOD_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Greedy:
-    """A client that writes `opening` and then `flood`, again and again on new connections."""
+    """A client that connects, writes `opening` and then `flood`, again and again."""
 
     name: str
     is_grpc: bool
@@ -89,15 +82,15 @@ def greedy_clients() -> list[Greedy]:
     grant = raw_frame(WINDOW, 0, 1, b"\0\0\0\1")
     upload = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 60000000\r\n\r\n"
     return [
-        Greedy("grpc_predicts", True, OPENING, predicts),
-        Greedy("grpc_malformed_predicts", True, OPENING, refused),
-        Greedy("grpc_window_updates", True, OPENING + head(1), flood(grant)),
-        Greedy("grpc_connection_window_updates", True, OPENING, flood(raw_frame(WINDOW, 0, 0, b"\0\0\0\1"))),
-        Greedy("grpc_one_byte_data", True, OPENING + large, flood(raw_frame(DATA, 0, 1, b"x"))),
-        Greedy("grpc_100_byte_data", True, OPENING + large, flood(raw_frame(DATA, 0, 1, b"x" * 100))),
-        Greedy("grpc_resets", True, OPENING, resets),
-        Greedy("grpc_pings", True, OPENING, flood(raw_frame(PING, 0, 0, b"12345678"))),
-        Greedy("grpc_upload", True, OPENING + large, flood(raw_frame(DATA, 0, 1, b"x" * (1 << 20)))),
+        Greedy("grpc_predicts", True, b"", predicts),
+        Greedy("grpc_malformed_predicts", True, b"", refused),
+        Greedy("grpc_window_updates", True, head(1), flood(grant)),
+        Greedy("grpc_connection_window_updates", True, b"", flood(raw_frame(WINDOW, 0, 0, b"\0\0\0\1"))),
+        Greedy("grpc_one_byte_data", True, large, flood(raw_frame(DATA, 0, 1, b"x"))),
+        Greedy("grpc_100_byte_data", True, large, flood(raw_frame(DATA, 0, 1, b"x" * 100))),
+        Greedy("grpc_resets", True, b"", resets),
+        Greedy("grpc_pings", True, b"", flood(raw_frame(PING, 0, 0, b"12345678"))),
+        Greedy("grpc_upload", True, large, flood(raw_frame(DATA, 0, 1, b"x" * (1 << 20)))),
         Greedy("rest_predicts", False, b"", flood(REST_PREDICT)),
         Greedy("rest_statuses", False, b"", flood(STATUS)),
         Greedy("rest_one_byte_chunks", False, CHUNKED, flood(b"1\r\nx\r\n")),
@@ -142,37 +135,31 @@ def serving(folder: Path, checkout: Path) -> contextlib.AbstractContextManager[S
 
 def run_greedy(greedy: Greedy, count: int, seconds: float, ports: Ports) -> int:
     """Run so many in processes of their own; the bytes that the server took."""
-    end_s = time.monotonic() + seconds
-    reader, writer = os.pipe()
-    children = [
-        fork(lambda: os.write(writer, ask_on(greedy, ports, end_s).to_bytes(8))) for _ in range(count)
-    ]
-    os.close(writer)
-    for child in children:
-        os.waitpid(child, 0)
-    with os.fdopen(reader, "rb") as sums:
-        said = sums.read()
-    return sum(int.from_bytes(said[at : at + 8]) for at in range(0, len(said), 8))
+    fork, end_s = multiprocessing.get_context("fork"), time.monotonic() + seconds
+    taken = fork.SimpleQueue()
 
-
-def fork(work: Callable[[], object]) -> int:
-    """Run `work` in a process that ends with it; its id."""
-    child = os.fork()
-    if child:
-        return child
-    try:
+    def work() -> None:
         os.nice(10)
-        signal.alarm(60)
-        work()
-    finally:
-        os._exit(0)
+        taken.put(ask_on(greedy, ports, end_s))
+
+    children = [fork.Process(target=work, daemon=True) for _ in range(count)]
+    for child in children:
+        child.start()
+    taken_bytes = sum(taken.get() for _ in children)
+    for child in children:
+        child.join()
+    return taken_bytes
+
+
+def dial(greedy: Greedy, ports: Ports) -> socket.socket:
+    return connect_grpc(ports.grpc) if greedy.is_grpc else connect(ports.rest)
 
 
 def ask_on(greedy: Greedy, ports: Ports, end_s: float) -> int:
     """Write as fast as the server takes it, and read what it answers; again on a new connection where it ends."""
     taken_bytes = 0
     while time.monotonic() < end_s:
-        with contextlib.suppress(OSError), connect(ports.grpc if greedy.is_grpc else ports.rest) as client:
+        with contextlib.suppress(OSError), dial(greedy, ports) as client:
             client.sendall(greedy.opening)
             client.setblocking(False)
             left = memoryview(greedy.flood)

@@ -40,7 +40,7 @@ from tests.benchmarks.server.server_residue import (
     peak_mb,
     residue_of,
 )
-from tests.benchmarks.server.soak_crowd import reload_request
+from tests.benchmarks.server.soak import reload_request
 from tests.benchmarks.server.version_models import installed_backends, version_of, write_version
 from tests.server.server_process import ServerProcess
 

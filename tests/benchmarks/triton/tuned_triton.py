@@ -8,7 +8,7 @@ loads: 24 configurations one after another on a server that runs already; the se
 attached, launched: `batchtune sweep` by gRPC and by REST; how far what the recommended configuration can do
 lies below the best of the space (bar: 5 %), and whether the model has what it had.
 wide: after how many seconds a sweep of 28 configurations has measured one within 5 % of the best (--budget 60). Model
-Analyzer's quick search did after 86-87 s; commit 917aaea2 has the program that ran it (against_model_analyzer.py).
+Analyzer's quick search did after 86-87 s (results/reference, 11-22).
 """
 
 from __future__ import annotations

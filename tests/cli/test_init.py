@@ -30,6 +30,15 @@ def batchtune(*words: str) -> Result:
     return CliRunner().invoke(app, words)
 
 
+def refused(*words: str) -> UsageError:
+    """What `init` says where it refuses; nothing is written."""
+    before = sorted(Path().iterdir())
+    done = batchtune("init", *words)
+    assert isinstance(done.exception, UsageError)
+    assert sorted(Path().iterdir()) == before
+    return done.exception
+
+
 @pytest.mark.parametrize("words", [("init", "--example"), ("init",)])
 def test_examples_are_listed_a_line_each(words: tuple[str, ...]) -> None:
     lines = batchtune(*words).stdout.splitlines()
@@ -37,72 +46,53 @@ def test_examples_are_listed_a_line_each(words: tuple[str, ...]) -> None:
     assert all(line.endswith("?") for line in lines)
 
 
-def test_an_example_is_written_and_the_next_command_named() -> None:
+def test_an_example_is_written_where_asked_and_the_next_command_named() -> None:
     done = batchtune("init", "--example", "quickstart")
     assert done.exit_code == 0
     assert done.stdout.startswith("quickstart.yaml: ")
     assert "next: batchtune sweep quickstart.yaml" in done.stderr
     assert read_scenario(Path("quickstart.yaml")).name == "quickstart"
-
-
-def test_an_example_is_written_where_asked() -> None:
     done = batchtune("init", "--example", "imdb-benchmark", "--output", "a b.yaml")
     assert "next: batchtune compare 'a b.yaml'" in done.stderr
     assert "batchtune compare 'a b.yaml'" in Path("a b.yaml").read_text()
+    printed = batchtune("init", "--example", "quickstart", "-o", "-").stdout
+    assert printed == read_example("quickstart").text_for("quickstart.yaml")
 
 
-def test_an_example_goes_to_stdout() -> None:
-    done = batchtune("init", "--example", "quickstart", "-o", "-")
-    assert done.stdout == read_example("quickstart").text_for("quickstart.yaml")
-    assert not list(Path().iterdir())
-
-
-def test_no_file_is_overwritten() -> None:
-    Path("quickstart.yaml").write_text("mine")
-    done = batchtune("init", "--example", "quickstart")
-    assert isinstance(done.exception, UsageError)
-    assert "quickstart.yaml: already exists" in done.exception.message
-    assert Path("quickstart.yaml").read_text() == "mine"
-
-
-def test_a_folder_that_is_not_there_is_named() -> None:
-    done = batchtune("init", "--example", "quickstart", "-o", "no/where.yaml")
-    assert isinstance(done.exception, UsageError)
-    assert "no/where.yaml: cannot be written: No such file or directory" in done.exception.message
+QUICKSTART = ("--example", "quickstart")
+CI = ("--ci", "github")
+NO_LIST = "not with the list of examples"
+TRY = "init ./my_model"
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "hint"),
+    ("words", "message", "hint"),
     [
-        (
-            ("--ci", "github", "s.yaml", "--slo-p95", "20ms"),
-            "--slo-…: not with --ci",
-            "by what the scenario says",
-        ),
-        (("--ci", "github", "--example", "s.yaml"), "--example: not with --ci", "leave it out"),
-        (
-            ("--example", "quickstart", "--slo-p95", "5ms"),
-            "--slo-…: not with an example",
-            "the example's file",
-        ),
-        (("--example", "quickstart", "--rows", "4"), "--rest, --rows, --shape and --range: not with", ""),
-        (("--check",), "--check: not with the list of examples", "init ./my_model"),
-        (("--rate", "5"), "--rate: not with the list of examples", "init ./my_model"),
-        (("-o", "x.yaml"), "--write: not with the list of examples", "init ./my_model"),
+        ((*CI, "s.yaml", "--slo-p95", "20ms"), "--slo-…: not with --ci", "by what the scenario says"),
+        ((*CI, "--example", "s.yaml"), "--example: not with --ci", "leave it out"),
+        ((*QUICKSTART, "--slo-p95", "5ms"), "--slo-…: not with an example", "the example's file"),
+        ((*QUICKSTART, "--rows", "4"), "--rest, --rows, --shape and --range: not with", ""),
+        (("--check",), f"--check: {NO_LIST}", TRY),
+        (("--rate", "5"), f"--rate: {NO_LIST}", TRY),
+        (("-o", "x.yaml"), f"--write: {NO_LIST}", TRY),
+        ((*QUICKSTART, "-o", "mine.yaml"), "mine.yaml: already exists", ""),
+        ((*QUICKSTART, "-o", "no/a.yaml"), "no/a.yaml: cannot be written: No such file or directory", ""),
+        (("quickstart",), "", "init --example quickstart"),
+        (("no_model", "-o", "no/a.yaml"), "no/a.yaml: cannot be written: there is no folder no", ""),
+        (("m.yaml",), "is a scenario already", ""),
     ],
 )
-def test_an_option_that_nothing_would_hear_is_refused(words: tuple[str, ...], what: str, hint: str) -> None:
-    done = batchtune("init", *words)
-    assert isinstance(done.exception, UsageError)
-    assert what in done.exception.message
-    assert hint in done.exception.hint
-    assert not list(Path().iterdir())
+def test_what_cannot_be_or_would_not_be_heard_is_refused(
+    words: tuple[str, ...], message: str, hint: str
+) -> None:
+    Path("mine.yaml").write_text("mine")
+    error = refused(*words)
+    assert message in error.message
+    assert hint in error.hint
+    assert Path("mine.yaml").read_text() == "mine"
 
 
-def test_a_name_without_the_flag_is_told_the_flag() -> None:
-    done = batchtune("init", "quickstart")
-    assert isinstance(done.exception, UsageError)
-    assert "init --example quickstart" in done.exception.hint
+QUIET = Check(state="ok", text="quiet for 4 s")
 
 
 @pytest.fixture
@@ -116,7 +106,7 @@ def emulated(tmp_path: Path) -> Path:
 def test_a_model_is_asked_and_its_scenario_written_with_the_next_command(
     emulated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init_model, "watch_host", lambda _on_window: Check(state="ok", text="quiet for 4 s"))
+    monkeypatch.setattr(init_model, "watch_host", lambda _on_window: QUIET)
     done = batchtune("init", str(emulated), "--write", "m.yaml", "--rows", "2")
     assert done.exit_code == 0, done.exception
     text = Path("m.yaml").read_text()
@@ -128,9 +118,7 @@ def test_a_model_is_asked_and_its_scenario_written_with_the_next_command(
     assert 0.02 <= scenario.slo.limits()["p95"] <= 0.2
     assert "this machine: quiet for 4 s" in done.stderr
     assert "next: batchtune sweep m.yaml (about 1 min 45 s)" in done.stderr
-    again = batchtune("init", str(emulated), "--write", "m.yaml")
-    assert isinstance(again.exception, UsageError)
-    assert "m.yaml: already exists" in again.exception.message
+    assert "m.yaml: already exists" in refused(str(emulated), "--write", "m.yaml").message
 
 
 def test_a_check_only_asks(emulated: Path) -> None:
@@ -145,34 +133,19 @@ def test_a_check_only_asks(emulated: Path) -> None:
     assert isinstance(done.exception, TargetError)
 
 
-def test_a_file_that_cannot_be_written_is_told_before_the_model_is_asked() -> None:
-    done = batchtune("init", "no_model", "-o", "no/where.yaml")
-    assert isinstance(done.exception, UsageError)
-    assert "no/where.yaml: cannot be written: there is no folder no" in done.exception.message
-
-
-def test_a_scenario_is_no_model() -> None:
-    done = batchtune("init", "m.yaml")
-    assert isinstance(done.exception, UsageError)
-    assert "is a scenario already" in done.exception.message
-
-
 def test_a_running_server_gets_a_scenario_to_load_it_with(
-    emulated: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    running: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init_model, "watch_host", lambda _on_window: Check(state="ok", text="quiet"))
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "1").symlink_to(emulated)
-    with ServerProcess(tmp_path / "base") as server:
-        address = f"127.0.0.1:{server.rest_port}"
-        done = batchtune("init", f"{address}/m", "-o", "m.yaml")
-        printed = batchtune("init", f"{address}/m", "-o", "-")
-    assert printed.stdout.startswith("# How does m answer on the server that runs?")
-    assert not Path("-").exists()
+    monkeypatch.setattr(init_model, "watch_host", lambda _on_window: QUIET)
+    address = f"127.0.0.1:{running.rest_port}"
+    done = batchtune("init", f"{address}/m", "-o", "m.yaml")
     assert done.exit_code == 0, done.exception
     scenario = read_scenario(Path("m.yaml"))
     assert (scenario.target.model, scenario.request.protocol, scenario.load.concurrency) == ("m", "rest", 32)
     assert f"next: batchtune load m.yaml --rest-url http://{address}" in done.stderr
+    printed = batchtune("init", f"{address}/m", "-o", "-")
+    assert printed.stdout.startswith("# How does m answer on the server that runs?")
+    assert not Path("-").exists()
 
 
 def test_a_check_of_a_running_server_fails_where_rows_cannot_meet(tmp_path: Path) -> None:
@@ -188,19 +161,15 @@ def test_a_model_beside_or_below_the_scenario_is_written_relative_and_one_elsewh
     tmp_path: Path,
 ) -> None:
     """Its own `init --ci` refuses a path that only this machine has."""
-    for text, file, expected in (
+    for model, file, expected in (
         (tmp_path / "models" / "m", "s.yaml", "./models/m"),
         (tmp_path / "m", "scenarios/s.yaml", str(tmp_path / "m")),
     ):
-        looked = LookedAt(
-            document={"name": "m", "target": {"model": str(text), "cpus": [0]}},
-            signature=None,  # type: ignore[arg-type]
-            tries=None,  # type: ignore[arg-type]
-            notes=(),
-        )
+        document = {"name": "m", "target": {"model": str(model), "cpus": [0]}}
+        looked = LookedAt(document=document, signature=None, tries=None, notes=())  # type: ignore[arg-type]
         target = init_model._beside(looked, Path(file)).document["target"]
         assert target == {"model": expected, "cpus": [0]}
-    assert looked.document["target"]["model"] == str(tmp_path / "m")
+        assert looked.document["target"]["model"] == str(model)
 
 
 @pytest.mark.parametrize(("key", "words"), [("detail", ()), ("error", ("--slo-p95", "20ms"))])
@@ -229,8 +198,7 @@ def test_an_app_that_is_no_model_server_gets_a_scenario_that_says_what_to_edit(
 @pytest.mark.parametrize("app", ["app.py", "no/app.py:app"])
 def test_an_app_without_its_server_is_told_the_servers(app: str) -> None:
     Path("app.py").write_text("app = None\n")
-    done = batchtune("init", app)
-    assert isinstance(done.exception, UsageError)
-    assert done.exception.message == f"{app}: an app, not a model"
-    assert f"{app} --server NAME, one of bentoml, fastapi, litserve" in done.exception.hint
-    assert "vllm" not in done.exception.hint
+    error = refused(app)
+    assert error.message == f"{app}: an app, not a model"
+    assert f"{app} --server NAME, one of bentoml, fastapi, litserve" in error.hint
+    assert "vllm" not in error.hint

@@ -38,7 +38,7 @@ from batchtune.target.choice import target_of
 from batchtune.target.model_files import located_model, resolve_model
 from batchtune.tune.search.contenders import one_by_one, reference_configurations
 from tests.cli.in_process import answered
-from tests.cli.test_cli import EMULATED, batchtune
+from tests.cli.test_cli import EMULATED, batchtune, write_version
 from tests.load.tiny_onnx import lookup, product
 from tests.server.server_process import ServerProcess, free_ports
 from tests.target.kserve_server import KserveServer
@@ -55,15 +55,15 @@ def emulated(tmp_path: Path) -> Path:
     return model
 
 
-def test_the_folder_of_a_run_is_no_model_and_the_sweep_that_goes_on_with_it_is_offered(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_gone_on_with_by_its_own_scenario(tmp_path: Path, emulated: Path) -> None:
     (tmp_path / "trials.jsonl").touch()
     with pytest.raises(UsageError, match="a run, not a model") as refused:
         model_of(str(tmp_path))
-    assert (
-        refused.value.hint == f"go on with it: batchtune sweep {tmp_path}/scenario.yaml --resume {tmp_path}"
-    )
+    resumed = f"batchtune sweep {tmp_path}/scenario.yaml --resume {tmp_path}"
+    assert refused.value.hint == f"go on with it: {resumed}"
+    with pytest.raises(UsageError, match="--resume") as refused:
+        subject_of_sweep(str(emulated), LoadRequest(quiet=True), resume=tmp_path)
+    assert refused.value.hint == resumed
 
 
 def looked_at(model: Path, *overrides: str, **options: Any) -> tuple[LookedAt, list[str]]:
@@ -90,17 +90,22 @@ def test_what_is_on_disk_tells_a_scenario_from_a_model(emulated: Path, tmp_path:
     assert {argument: kind_of(argument) for argument in kinds} == kinds
 
 
-def test_what_is_neither_names_all_that_is_taken() -> None:
-    with pytest.raises(
-        UsageError, match=r"not a scenario \(\.yaml\), model file or directory, HOST:PORT/MODEL"
-    ) as raised:
-        model_of("nothing")
-    assert "imdb_transformer" in raised.value.hint
-    with pytest.raises(UsageError) as raised:
-        model_of("quickstart")
-    assert raised.value.hint == "`batchtune init --example quickstart` writes that example here"
-    with pytest.raises(UsageError, match=r"\./nothing.* does not exist"):
-        model_of("./nothing")
+@pytest.mark.parametrize(
+    ("argument", "message", "hint"),
+    [
+        (
+            "nothing",
+            r"not a scenario \(\.yaml\), model file or directory, HOST:PORT/MODEL",
+            "imdb_transformer",
+        ),
+        ("quickstart", "quickstart", "`batchtune init --example quickstart` writes that example here"),
+        ("./nothing", r"\./nothing.* does not exist", ""),
+    ],
+)
+def test_what_is_neither_names_all_that_is_taken(argument: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        model_of(argument)
+    assert hint in raised.value.hint
 
 
 def test_a_scenario_in_a_pipe_is_read_once() -> None:
@@ -336,65 +341,33 @@ def test_a_comparison_of_a_model_is_without_batching_and_with(emulated: Path) ->
 
 def test_options_change_a_scenario_file_likewise(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(
-        "name: s\ntarget: {model: m}\nload: {arrivals: closed, concurrency: 8}\nobjective: throughput\n"
-    )
-    asked = subject_of_sweep(
-        str(path), LoadRequest(overrides=["request.protocol=rest"], rate="50/s", quiet=True)
-    )
+    path.write_text(format_scenario(scenario_of()))
+    wanted = LoadRequest(overrides=["request.protocol=rest"], rate="50/s", quiet=True)
+    asked = subject_of_sweep(str(path), wanted)
     scenario = read_scenario(asked.scenario, overrides=asked.overrides)
-    assert (scenario.objective, scenario.load.rate_rps, scenario.request.protocol) == (
-        "latency",
-        50.0,
-        "rest",
-    )
+    changed = (scenario.objective, scenario.load.rate_rps, scenario.request.protocol)
+    assert changed == ("latency", 50.0, "rest")
 
 
-def test_a_run_of_a_model_is_gone_on_with_by_its_own_scenario(emulated: Path) -> None:
-    with pytest.raises(UsageError, match="--resume") as raised:
-        subject_of_sweep(str(emulated), LoadRequest(quiet=True), resume=Path("results/m/R"))
-    assert raised.value.hint == "batchtune sweep results/m/R/scenario.yaml --resume results/m/R"
+WITHIN_1_S = LoadRequest(overrides=["slo.p95=1s"], quiet=True)
 
 
-def test_a_sweep_of_a_running_server_attaches_where_it_takes_parameters(
-    emulated: Path, tmp_path: Path
-) -> None:
-    base_path = tmp_path / "base"
-    base_path.mkdir()
-    (base_path / "1").symlink_to(emulated)
-    with ServerProcess(base_path) as server:
-        address = f"127.0.0.1:{server.rest_port}/m"
-        with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
-            subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
-        assert f"batchtune load {address}" in raised.value.hint
-    with ServerProcess(base_path, "--enable_batching", "--enable_tuning_api") as server:
-        address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
+def test_a_running_server_that_takes_no_parameters_is_to_be_loaded(running: ServerProcess) -> None:
+    address = f"127.0.0.1:{running.rest_port}/m"
+    with pytest.raises(UsageError, match="takes no parameters through its address") as raised:
+        subject_of_sweep(address, WITHIN_1_S)
+    assert f"batchtune load {address}" in raised.value.hint
+
+
+def test_a_running_server_that_batches_nothing_is_attached_to_and_is_what_runs_now(tmp_path: Path) -> None:
+    """No batching is told to it as what it is, and is what it has again at the end."""
+    with ServerProcess(write_version(tmp_path / "base"), "--enable_tuning_api") as server:
+        url = f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters"
+        subject = subject_of_sweep(f"127.0.0.1:{server.rest_port}/m", WITHIN_1_S)
         asked = read_scenario(subject.scenario)
         assert (asked.target.kind, asked.target.attached) == ("http", True)
-        before = httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json()
         with target_of(asked) as target:
-            target.apply(asked.configuration({"max_batch_size": 3, "num_batch_threads": 1}))
-            now = httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json()
-            assert now["max_batch_size"] == 3
-        assert (
-            httpx.get(f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters").json() == before
-        )
-
-
-def test_a_running_server_that_batches_nothing_is_what_runs_now(emulated: Path, tmp_path: Path) -> None:
-    """No batching is told to it as what it is, and is what it has again at the end."""
-    base_path = tmp_path / "base"
-    base_path.mkdir()
-    (base_path / "1").symlink_to(emulated)
-    with ServerProcess(base_path, "--enable_tuning_api") as server:
-        url = f"http://127.0.0.1:{server.rest_port}/v1/tuning/batching_parameters"
-        address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
-        asked = read_scenario(subject.scenario)
-        with target_of(asked) as target:
-            present = target.attach()
-            spec = asked.target.model_copy(update={"present": present})
+            spec = asked.target.model_copy(update={"present": target.attach()})
             named = reference_configurations(asked.model_copy(update={"target": spec}))
             assert named["present"] == named["no_batching"] == one_by_one(asked)
             target.apply(asked.configuration({"max_batch_size": 3, "num_batch_threads": 1}))
@@ -405,31 +378,32 @@ def test_a_running_server_that_batches_nothing_is_what_runs_now(emulated: Path, 
         assert httpx.get(url).json() == {"enable_batching": False}
 
 
-def test_a_running_server_is_found_by_either_port_and_asked(emulated: Path, tmp_path: Path) -> None:
-    base_path = tmp_path / "base"
-    base_path.mkdir()
-    (base_path / "1").symlink_to(emulated)
-    with ServerProcess(base_path) as server:
-        found = {port: answering_at(f"127.0.0.1:{port}/m") for port in (server.rest_port, server.grpc_port)}
-        assert [address.protocol for address in found.values()] == ["rest", "grpc"]
-        url = f"http://127.0.0.1:{server.rest_port}/v1/models/m:predict"
-        assert answering_at(url) == found[server.rest_port]
-        for address, other in zip(found.values(), ("grpc", "rest"), strict=True):
-            with pytest.raises(UsageError, match=f"speaks {address.protocol}, not {other}") as dropped:
-                look_at(address, [f"request.protocol={other}"], command="load", batched=False)
-            assert "leave out --" in dropped.value.hint
-            looked = look_at(address, ["load.concurrency=3"], command="load", batched=False)
-            scenario = read_scenario(looked.text("m"))
-            assert (scenario.target.model, scenario.request.protocol) == ("m", address.protocol)
-        wanted = subject_of_load(f"127.0.0.1:{server.grpc_port}/m", LoadRequest(quiet=True))
-        assert (wanted.rest_url, wanted.grpc_url) == (None, f"grpc://127.0.0.1:{server.grpc_port}")
-        with pytest.raises(UsageError, match="which model of that server") as raised:
-            answering_at(f"127.0.0.1:{server.rest_port}")
-        assert raised.value.hint == f"give 127.0.0.1:{server.rest_port}/MODEL"
-        for port in found:
-            with pytest.raises(TargetError, match="nobody") as refused:
-                look_at(answering_at(f"127.0.0.1:{port}/nobody"), [], command="load", batched=False)
-            assert refused.value.hint.startswith("is nobody the name under which that server serves it")
+@pytest.mark.parametrize(("protocol", "other"), [("rest", "grpc"), ("grpc", "rest")])
+def test_a_running_server_is_found_by_either_port_and_asked(
+    running: ServerProcess, protocol: str, other: str
+) -> None:
+    port = running.rest_port if protocol == "rest" else running.grpc_port
+    address = answering_at(f"127.0.0.1:{port}/m")
+    assert address.protocol == protocol
+    with pytest.raises(UsageError, match=f"speaks {protocol}, not {other}") as dropped:
+        look_at(address, [f"request.protocol={other}"], command="load", batched=False)
+    assert "leave out --" in dropped.value.hint
+    looked = look_at(address, ["load.concurrency=3"], command="load", batched=False)
+    scenario = read_scenario(looked.text("m"))
+    assert (scenario.target.model, scenario.request.protocol) == ("m", protocol)
+    with pytest.raises(TargetError, match="nobody") as refused:
+        look_at(answering_at(f"127.0.0.1:{port}/nobody"), [], command="load", batched=False)
+    assert refused.value.hint.startswith("is nobody the name under which that server serves it")
+
+
+def test_an_address_is_a_url_or_a_port_with_a_model(running: ServerProcess) -> None:
+    place = f"127.0.0.1:{running.rest_port}"
+    assert answering_at(f"http://{place}/v1/models/m:predict") == answering_at(f"{place}/m")
+    wanted = subject_of_load(f"127.0.0.1:{running.grpc_port}/m", LoadRequest(quiet=True))
+    assert (wanted.rest_url, wanted.grpc_url) == (None, f"grpc://127.0.0.1:{running.grpc_port}")
+    with pytest.raises(UsageError, match="which model of that server") as raised:
+        answering_at(place)
+    assert raised.value.hint == f"give {place}/MODEL"
 
 
 def test_a_server_of_kserves_protocol_is_told_from_one_of_tensorflows() -> None:
@@ -449,15 +423,10 @@ def test_a_tritons_address_is_attached_to_and_init_writes_that_scenario(
     with FakeTriton() as server:
         server.pages["/v2"] = (200, {"name": "triton", "extensions": ["model_repository"]})
         address = f"127.0.0.1:{server.rest_port}/m"
-        subject = subject_of_sweep(address, LoadRequest(overrides=["slo.p95=1s"], quiet=True))
-        asked = read_scenario(subject.scenario)
-        assert (asked.target.kind, asked.target.rest_url, asked.target.attached) == (
-            "triton",
-            server.url,
-            True,
-        )
-        code = run_init_model(address, LoadRequest(quiet=True), write=None)
-        assert code == 0
+        asked = read_scenario(subject_of_sweep(address, WITHIN_1_S).scenario)
+        found = (asked.target.kind, asked.target.rest_url, asked.target.attached)
+        assert found == ("triton", server.url, True)
+        assert run_init_model(address, LoadRequest(quiet=True), write=None) == 0
         written = capsys.readouterr()
         assert parse_scenario(written.out).target == asked.target
         assert "batchtune sweep" in written.err

@@ -20,7 +20,7 @@ from batchtune.target.model_files import export_model, version_files
 from batchtune.target.tfserving import TfServingTarget
 from tests.cli.test_cli import EMULATED
 from tests.target.stand_in_docker import StandInDocker
-from tests.target.test_model_files import write_onnx_naming
+from tests.target.test_model_files import touched, write_onnx_naming
 
 SCENARIO = """\
 name: sides
@@ -34,9 +34,14 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123
 
 
 def emulated(folder: Path, text: str = EMULATED) -> Path:
-    (folder / "1").mkdir(parents=True, exist_ok=True)
+    touched(folder / "1" / "emulated.yaml")
     (folder / "1" / "emulated.yaml").write_text(text)
     return folder
+
+
+def committed(folder: Path, message: str = "x") -> None:
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", message)
 
 
 def git(folder: Path, *words: str) -> str:
@@ -59,11 +64,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def repository(here: Path) -> Path:
     """Two commits: `old`, and HEAD with a slower model."""
     git(here, "init", "-q", "-b", "main")
-    git(here, "add", ".")
-    git(here, "commit", "-qm", "old")
+    committed(here)
     git(here, "tag", "old")
     emulated(here / "scenarios/models/net", EMULATED.replace("2.0", "3.0"))
-    git(here, "commit", "-qam", "new")
+    committed(here)
     return here
 
 
@@ -82,19 +86,20 @@ def candidate(**words):
     return asked_pair(CheckRequest(**given), read_scenario(SCENARIO_PATH))[1].scenario
 
 
-@pytest.mark.parametrize("name", ["new model", "new.onnx", "not/there"])
-def test_a_model_is_meant_from_where_the_command_is_called(here: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["new model", "new.onnx", "not/there", "stable"])
+def test_a_model_is_meant_from_where_the_command_is_called_by_its_own_name(here: Path, name: str) -> None:
     if name == "new model":
         (here / name).mkdir()
     (here / "scenarios" / name).mkdir(parents=True)
+    (here / "stable").symlink_to(here / "scenarios/models/net", target_is_directory=True)
     assert overrides(model=name) == [f'target.model="{here / name}"']
 
 
-def test_a_sample_model_is_meant_by_its_name_and_none_that_only_the_scenario_sees(here: Path) -> None:
+def test_a_sample_model_is_meant_by_its_name_and_has_no_ref(repository: Path) -> None:
     assert overrides(model="imdb_transformer") == ['target.model="imdb_transformer"']
-    with pytest.raises(UsageError, match="models: no such model here") as raised:
-        overrides(model="models")
-    assert raised.value.hint == "did you mean scenarios/models?"
+    SCENARIO_PATH.write_text(SCENARIO.replace("./models/net", "imdb_transformer"))
+    with pytest.raises(UsageError, match="'imdb_transformer' is not a folder in git"):
+        overrides(ref="HEAD")
 
 
 @pytest.mark.parametrize("words", [{"model": "./new"}, {"ref": "HEAD"}])
@@ -106,14 +111,8 @@ def test_of_several_models_a_side_says_which_is_another(here: Path, words: dict[
     assert caught.value.message.startswith(f"--candidate-{next(iter(words))}: ")
     assert "--candidate-set target.models.0.model=PATH" in caught.value.hint
     emulated(here / "scenarios/new")
-    assert overrides(set=["target.models.1.model=./new"])
     changed = read_scenario(SCENARIO_PATH, overrides=overrides(set=["target.models.1.model=./new"]))
     assert [Path(own.model).name for own in changed.target.models] == ["net", "new"]
-
-
-def test_a_linked_model_keeps_its_own_name(here: Path) -> None:
-    (here / "stable").symlink_to(here / "scenarios/models/net", target_is_directory=True)
-    assert overrides(model="stable") == [f'target.model="{here / "stable"}"']
 
 
 def test_both_sides_may_be_commits_of_the_scenarios_model_and_are_removed_at_the_end(
@@ -144,8 +143,7 @@ def test_a_repository_may_be_the_model(tmp_path: Path) -> None:
     model = emulated(tmp_path / "net")
     (model / ".gitattributes").write_text("*.bin -diff\n")
     git(model, "init", "-q")
-    git(model, "add", ".")
-    git(model, "commit", "-qm", "x")
+    committed(model)
     path, _, _ = export_model(model, "HEAD", tmp_path / "out")
     assert path == tmp_path / "out/net"
     assert (path / "1/emulated.yaml").is_file()
@@ -162,24 +160,15 @@ def test_a_repository_that_git_will_not_read_says_so_in_gits_words(
 
 
 def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) -> None:
-    for name in ("net.onnx", "net.onnx.data", "other.onnx"):
-        (repository / name).write_text("x")
-    git(repository, "add", ".")
-    git(repository, "commit", "-qm", "file")
-    exported, _, _ = export_model(repository / "net.onnx", "HEAD", tmp_path / "out")
-    assert sorted(path.name for path in exported.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
-
-
-def test_the_weights_that_an_onnx_graph_names_come_from_the_commit_too(
-    repository: Path, tmp_path: Path
-) -> None:
-    write_onnx_naming(repository / "net.onnx", "more/weights.bin")
-    (repository / "more").mkdir()
+    touched(*(repository / name for name in ("net.onnx", "net.onnx.data", "other.onnx")))
+    write_onnx_naming(repository / "named.onnx", "more/weights.bin")
+    touched(repository / "more/weights.bin")
     for text in ("then", "now"):
         (repository / "more/weights.bin").write_text(text)
-        git(repository, "add", ".")
-        git(repository, "commit", "-qm", text)
-    exported, _, _ = export_model(repository / "net.onnx", "HEAD~1", tmp_path / "out")
+        committed(repository)
+    exported, _, _ = export_model(repository / "net.onnx", "HEAD", tmp_path / "out")
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["net.onnx", "net.onnx.data"]
+    exported, _, _ = export_model(repository / "named.onnx", "HEAD~1", tmp_path / "before")
     assert version_files(exported)["more/weights.bin"].read_text() == "then"
 
 
@@ -193,6 +182,9 @@ def test_the_weights_that_an_onnx_graph_names_come_from_the_commit_too(
         ({"flag": ["intra"]}, "expected NAME=VALUE", ""),
         ({"command": "serve 'x"}, "is not a command line", ""),
         ({"batching": "none.txt"}, "none.txt: No such file", ""),
+        ({"model": "~no_such_user/m"}, "~no_such_user/m: no such user has a home folder here", ""),
+        ({"batching": "~no_such_user/b"}, "~no_such_user/b: no such user has a home folder here", ""),
+        ({"model": "models"}, "models: no such model here", "did you mean scenarios/models?"),
     ],
 )
 def test_a_side_that_cannot_be_had_says_why_and_what_to_do(repository: Path, words, what, hint) -> None:
@@ -202,33 +194,29 @@ def test_a_side_that_cannot_be_had_says_why_and_what_to_do(repository: Path, wor
     assert hint in (raised.value.hint or "")
 
 
-def test_a_pointer_of_git_lfs_is_named(repository: Path) -> None:
-    emulated(repository / "scenarios/models/net", POINTER)
-    git(repository, "commit", "-qam", "lfs")
-    with pytest.raises(UsageError, match=r"net/1/emulated.yaml at HEAD: a Git LFS pointer") as raised:
-        overrides(ref="HEAD")
-    assert "git lfs fetch origin HEAD" in raised.value.hint
-
-
-@pytest.mark.parametrize("model", ["scenarios/models/net", "scenarios/models/net/1/emulated.yaml"])
-def test_a_pointer_in_the_place_of_a_model_is_named(here: Path, model: str) -> None:
-    emulated(here / "scenarios/models/net", POINTER)
-    with pytest.raises(UsageError, match=r"--candidate-model: .*emulated.yaml: a Git LFS pointer") as raised:
-        overrides(model=model)
-    assert "git lfs pull" in raised.value.hint
-
-
-def test_a_pointer_in_a_version_that_is_not_served_does_no_harm(here: Path) -> None:
-    model = emulated(here / "scenarios/models/net", POINTER)
-    (model / "12").mkdir()
+@pytest.mark.parametrize(
+    ("words", "place", "command"),
+    [
+        ({"ref": "HEAD"}, "net/1/emulated.yaml at HEAD", "git lfs fetch origin HEAD"),
+        ({"model": "scenarios/models/net"}, "--candidate-model: .*emulated.yaml", "git lfs pull"),
+        (
+            {"model": "scenarios/models/net/1/emulated.yaml"},
+            "--candidate-model: .*emulated.yaml",
+            "git lfs pull",
+        ),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named_where_it_would_be_served(
+    repository: Path, words: dict[str, str], place: str, command: str
+) -> None:
+    model = emulated(repository / "scenarios/models/net", POINTER)
+    committed(repository)
+    with pytest.raises(UsageError, match=f"{place}: a Git LFS pointer") as raised:
+        overrides(**words)
+    assert command in raised.value.hint
+    touched(model / "12/emulated.yaml")
     (model / "12/emulated.yaml").write_text(EMULATED)
     assert overrides(model="scenarios/models/net") == [f'target.model="{model}"']
-
-
-def test_a_sample_model_has_no_ref(repository: Path) -> None:
-    SCENARIO_PATH.write_text(SCENARIO.replace("./models/net", "imdb_transformer"))
-    with pytest.raises(UsageError, match="'imdb_transformer' is not a folder in git"):
-        overrides(ref="HEAD")
 
 
 def test_flags_a_command_and_an_image_are_the_sides_own(here: Path) -> None:
@@ -265,16 +253,13 @@ def test_a_mistake_of_a_side_is_told_by_the_option_of_that_side(here: Path, wron
 def test_a_batching_file_of_another_server_is_read_as_a_sweep_reads_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "config.pbtxt").write_text(
-        "max_batch_size: 16\n"
-        "dynamic_batching { max_queue_delay_microseconds: 300 preferred_batch_size: [8] }\n"
-    )
+    dynamic = "dynamic_batching { max_queue_delay_microseconds: 300 preferred_batch_size: [8] }"
+    (here / "config.pbtxt").write_text(f"max_batch_size: 16\n{dynamic}\n")
     batching = candidate(batching="config.pbtxt").configuration({}).batching
     assert (batching.max_batch_size, batching.batch_timeout_micros) == (16, 300)
     assert "note: config.pbtxt: preferred_batch_size has no counterpart" in capsys.readouterr().err
-    (here / "serve.sh").write_text(
-        "tensorflow_model_server --enable_batching --batching_parameters_file=b.txt --grpc_max_threads=30\n"
-    )
+    flags = "--enable_batching --batching_parameters_file=b.txt --grpc_max_threads=30"
+    (here / "serve.sh").write_text(f"tensorflow_model_server {flags}\n")
     (here / "b.txt").write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 5 }\n")
     scenario = candidate(batching="serve.sh")
     assert scenario.configuration({}).batching.max_batch_size == 4
@@ -302,51 +287,34 @@ def test_the_help_names_every_word_of_both_sides() -> None:
     assert f"({CHECK_BLOCKS_MAX})" in (Path(__file__).parents[3] / "scenarios/README.md").read_text()
 
 
-@pytest.mark.parametrize("option", ["--baseline-ref", "--candidate-model", "--candidate-set"])
-@pytest.mark.parametrize("value", ["", " "])
-def test_an_unset_variable_of_the_shell_is_no_side(here: Path, option: str, value: str) -> None:
-    words = ["check", str(SCENARIO_PATH), "--candidate-flag", "x=1", option, value]
-    result = CliRunner().invoke(app, words)
-    assert isinstance(result.exception, UsageError)
-    assert result.exception.message == f"{option}: is empty"
+EMPTY = "fixed.max_batch_size is empty"
+ASKED = ("--candidate-flag", "x=1")
 
 
 @pytest.mark.parametrize(
-    ("option", "given", "words"),
+    ("words", "message", "hint"),
     [
-        ("--candidate-set", "fixed.max_batch_size=", "--candidate-set: fixed.max_batch_size is empty"),
-        ("--baseline-set", "fixed.max_batch_size= ", "--baseline-set: fixed.max_batch_size is empty"),
-        ("--candidate-flag", "x=", "--candidate-flag: x is empty"),
-        ("--set", "fixed.max_batch_size=", "--set: fixed.max_batch_size is empty"),
+        ((*ASKED, "--baseline-ref", ""), "--baseline-ref: is empty", ""),
+        ((*ASKED, "--candidate-model", " "), "--candidate-model: is empty", ""),
+        ((*ASKED, "--candidate-set", ""), "--candidate-set: is empty", ""),
+        (("--candidate-set", "fixed.max_batch_size="), f"--candidate-set: {EMPTY}", ""),
+        (("--baseline-set", "fixed.max_batch_size= "), f"--baseline-set: {EMPTY}", ""),
+        (("--candidate-flag", "x="), "--candidate-flag: x is empty", ""),
+        (("--set", "fixed.max_batch_size="), f"--set: {EMPTY}", ""),
+        ((*ASKED, "--candidate", "other"), "--candidate: ", "--candidate-set"),
+        (("--baseline", "b.json", "--candidate", "other"), "--candidate: ", "--candidate-set"),
+        (
+            ("--baseline", "b.json", "--baseline-image", "x"),
+            "a stored baseline has no model, flags or settings",
+            "",
+        ),
     ],
 )
-def test_a_key_without_a_value_is_no_difference_between_sides(
-    here: Path, option: str, given: str, words: str
+def test_words_that_make_no_side_are_refused_and_not_passed_over(
+    here: Path, words: tuple[str, ...], message: str, hint: str
 ) -> None:
-    result = CliRunner().invoke(app, ["check", str(SCENARIO_PATH), option, given])
+    result = CliRunner().invoke(app, ["check", str(SCENARIO_PATH), *words])
     assert isinstance(result.exception, UsageError)
-    assert result.exception.message == words
-    assert [path.name for path in here.iterdir()] == ["scenarios"]
-
-
-@pytest.mark.parametrize("words", [{}, {"baseline": "b.json"}])
-def test_a_variant_beside_the_words_of_a_side_is_refused_and_not_passed_over(here: Path, words) -> None:
-    given = [f"--{name}={value}" for name, value in words.items()] or ["--candidate-flag=x=1"]
-    result = CliRunner().invoke(app, ["check", str(SCENARIO_PATH), "--candidate", "other", *given])
-    assert isinstance(result.exception, UsageError)
-    assert result.exception.message.startswith("--candidate: ")
-    assert "--candidate-set" in result.exception.hint
-
-
-@pytest.mark.parametrize("words", [{"model": "~no_such_user/m"}, {"batching": "~no_such_user/b.txt"}])
-def test_the_home_of_a_user_that_is_not_there_is_named(here: Path, words) -> None:
-    with pytest.raises(UsageError, match=r"~no_such_user/.*: no such user has a home folder here"):
-        overrides(**words)
-
-
-def test_a_stored_baseline_has_no_sides_of_its_own(here: Path) -> None:
-    words = ["check", str(SCENARIO_PATH), "--baseline", "b.json", "--baseline-image", "x"]
-    result = CliRunner().invoke(app, words)
-    assert isinstance(result.exception, UsageError)
-    assert "a stored baseline has no model, flags or settings" in result.exception.message
+    assert message in result.exception.message
+    assert hint in (result.exception.hint or "")
     assert [path.name for path in here.iterdir()] == ["scenarios"]

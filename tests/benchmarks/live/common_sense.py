@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from subprocess import check_output
+from subprocess import run
 from typing import Any, Literal
 
 from batchtune.system import schedulable_cpus
@@ -55,6 +55,7 @@ BUDGETS_S = (20, 45, 90)
 START_UP_S = 60.0
 """For the look at the model, the server's start and the end of a sweep, beyond its budget."""
 
+DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=7")
 Row = dict[str, Any]
 
 
@@ -94,7 +95,7 @@ def asked_and_judged(question: Question, folder: Path, before: Sequence[Row], *,
     target = TARGETS[question.target]
     row: Row = {
         **asdict(question),
-        "commit": check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip(),
+        "commit": run(DESCRIBE, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip(),
         "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "load_average": os.getloadavg()[0],
     }
@@ -114,15 +115,13 @@ def _told(question: Question, swept: Ended, folder: Path, before: Sequence[Row],
     document: Mapping[str, Any] = swept.document
     answer = answer_of(document, question.objective)
     trials = trials_of(folder / document["run"]) if "run" in document else []
-    merits = {trial["number"]: merit(trial, target, question.objective) for trial in trials}
-    held = [[reached, number] for number, reached in merits.items() if reached > 0.0]
+    held = any(merit(trial, target, question.objective) > 0.0 for trial in trials)
     row: Row = {
         "exit_code": swept.code,
         "seconds": round(swept.seconds, 1),
         "error": document.get("error", "") or ("" if answer else swept.errors.strip()[-400:]),
         "established": swept.code == 0,
-        "nonsense": answer is None and bool(held),
-        "best_seen": max(held, default=None),
+        "nonsense": answer is None and held,
         "recommended": document.get("label", ""),
         "share": None if answer else 0.0,
     }
@@ -145,13 +144,9 @@ def _told(question: Question, swept: Ended, folder: Path, before: Sequence[Row],
         "stated": [
             value if math.isfinite(value) else None for value in (answer.value, answer.low, answer.high)
         ],
-        "share": verdict.share,
-        "below": verdict.below,
-        "overstated_ratio": verdict.overstated_ratio,
-        "interval_holds": verdict.interval_holds,
+        **asdict(verdict),
         "configurations": configurations,
-        "fresh": verdict.fresh,
-        "runs": [run.plain() for run in verdict.runs],
+        "runs": [one.plain() for one in bench.runs],
     }
 
 

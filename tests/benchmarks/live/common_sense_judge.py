@@ -192,7 +192,6 @@ class Verdict:
     overstated_ratio: float | None
     interval_holds: bool
     fresh: Mapping[str, float]
-    runs: tuple[Run, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -331,7 +330,6 @@ def _capacity_verdict(bench: SideBySide, answer: Answer, *, surely: bool = False
         overstated_ratio=1.0 if reached else answer.value / min(ours.high_rps, answer.value),
         interval_holds=answer.low <= 1.05 * ours.high_rps and answer.high >= ours.low_rps / 1.05,
         fresh={name: bracket.low_rps for name, bracket in brackets.items()},
-        runs=tuple(bench.runs),
     )
 
 
@@ -396,7 +394,6 @@ def _verdict_at_its_load(bench: SideBySide, answer: Answer) -> Verdict:
         overstated_ratio=max(1.0, stated / fresh[OURS]) if fresh[OURS] else None,
         interval_holds=_lies_inside(fresh[OURS], answer, bench.objective),
         fresh=fresh,
-        runs=tuple(bench.runs),
     )
 
 

@@ -26,15 +26,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from batchtune.errors import BatchtuneError
@@ -61,24 +61,6 @@ def made(sweep: Sweep) -> Judged:
         text = " ".join(line.strip() for line in (*lines[-3:-1], lines[-1]))
         return Judged(sweep=sweep, error=f"bug: {text}", real_s=time.perf_counter() - began_s)
     return judged(sweep, device, found, real_s=time.perf_counter() - began_s)
-
-
-def run_all(sweeps: Sequence[Sweep], *, processes: int) -> Iterable[Judged]:
-    """Each as it ends; the truths first, so that no two processes look for one."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        processes, mp_context=context, initializer=warnings.simplefilter, initargs=("ignore",)
-    ) as pool:
-        names = dict.fromkeys(sweep.device for sweep in sweeps)
-        for name, (best, rate_rps) in zip(names, pool.map(truth.best, names), strict=True):
-            print(f"{name}: at best {rate_rps:,.0f}/s, {best.label()}", file=sys.stderr, flush=True)
-        futures: list[Future[Judged]] = [pool.submit(made, sweep) for sweep in sweeps]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def sweeps_of(asked: argparse.Namespace) -> list[Sweep]:
@@ -126,20 +108,26 @@ def _named(one: Judged, search: str) -> Judged:
 
 
 def _run(sweeps: Sequence[Sweep], asked: argparse.Namespace) -> list[Judged]:
-    """Make them; those that have ended are kept every so often, and at the end in the order asked for."""
-    order = {sweep: at for at, sweep in enumerate(sweeps)}
+    """Make them; those that have ended are kept every so often. The truths first, so that no two processes look for one."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     results: list[Judged] = []
     began_s = time.monotonic()
-    try:
-        for one in run_all(sweeps, processes=asked.processes):
-            results.append(one)
-            if len(results) % KEPT_EVERY == 0:
-                _keep(asked.out, results)
-                took_s = time.monotonic() - began_s
-                print(f"{len(results)} of {len(sweeps)} in {took_s:.0f} s", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-    results.sort(key=lambda one: order[one.sweep])
+    with ProcessPoolExecutor(
+        asked.processes, get_context("spawn"), initializer=warnings.simplefilter, initargs=("ignore",)
+    ) as pool:
+        names = dict.fromkeys(sweep.device for sweep in sweeps)
+        for name, (best, rate_rps) in zip(names, pool.map(truth.best, names), strict=True):
+            print(f"{name}: at best {rate_rps:,.0f}/s, {best.label()}", file=sys.stderr, flush=True)
+        try:
+            for one in pool.map(made, sweeps):
+                results.append(one)
+                if len(results) % KEPT_EVERY == 0:
+                    _keep(asked.out, results)
+                    took_s = time.monotonic() - began_s
+                    print(f"{len(results)} of {len(sweeps)} in {took_s:.0f} s", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            print("interrupted", file=sys.stderr)
     _keep(asked.out, results)
     return results
 

@@ -40,15 +40,16 @@ AFTER = (5, 10, 20, 40)
 
 SIZES, THREADS = [1, 2, 4, 8, 16, 32, 64, 128], [1, 2, 4, 8]
 TIMEOUTS = [0, 500, 1000, 2000, 5000, 10_000]
+HILL: Values = {"max_batch_size": SIZES, "batch_timeout_micros": TIMEOUTS, "num_batch_threads": THREADS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """A space, where everybody begins in it, and the true rate of each point; drawn by a seed."""
+    """Where everybody begins in the space of `values`, and the true rate of each point; drawn by a seed."""
 
-    values: Values
     base: Point
     rate_rps: Callable[[Point], float]
+    values: Values
 
     def points(self) -> list[Point]:
         return [
@@ -57,13 +58,13 @@ class Surface:
 
     def begun(self) -> list[Point]:
         """What was tried before anybody proposes."""
-        sizes, threads = self.values["max_batch_size"], self.values["num_batch_threads"]
-        corners = itertools.product((sizes[0], sizes[-1]), (threads[0], threads[-1]))
-        best = max(itertools.product(sizes, threads), key=lambda pair: self.rate_rps(self._at(*pair)))
-        return [self._at(*pair) for pair in dict.fromkeys((*corners, best))]
-
-    def _at(self, size: int, threads: int) -> Point:
-        return {**self.base, "max_batch_size": size, "num_batch_threads": threads}
+        pairs = itertools.product(SIZES, THREADS)
+        points = {
+            pair: {**self.base, "max_batch_size": pair[0], "num_batch_threads": pair[1]} for pair in pairs
+        }
+        corners = itertools.product((SIZES[0], SIZES[-1]), (THREADS[0], THREADS[-1]))
+        best = max(points, key=lambda pair: self.rate_rps(points[pair]))
+        return [points[pair] for pair in dict.fromkeys((*corners, best))]
 
 
 def _batched_rps(point: Point, *, fixed_ms: float, row_ms: float, limit_ms: float, parallel: float) -> float:
@@ -89,11 +90,8 @@ def _device(chance: np.random.Generator) -> dict[str, float]:
 
 def three(chance: np.random.Generator) -> Surface:
     """Size, timeout, threads: one hill."""
-    return Surface(
-        values={"max_batch_size": SIZES, "batch_timeout_micros": TIMEOUTS, "num_batch_threads": THREADS},
-        base={"batch_timeout_micros": 0},
-        rate_rps=partial(_batched_rps, **_device(chance)),
-    )
+    rate_rps = partial(_batched_rps, **_device(chance))
+    return Surface(values=HILL, base={"batch_timeout_micros": 0}, rate_rps=rate_rps)
 
 
 def words(chance: np.random.Generator) -> Surface:
@@ -107,24 +105,16 @@ def words(chance: np.random.Generator) -> Surface:
         doublings = np.log2(point["max_batch_size"] / 16)
         return float(rate(point) * factors[point["mode"]] * np.exp(slopes[point["mode"]] * doublings))
 
-    hill = three(chance)
-    return Surface(
-        values={**hill.values, "mode": modes}, base={**hill.base, "mode": "none"}, rate_rps=rate_rps
-    )
+    base = {"batch_timeout_micros": 0, "mode": "none"}
+    return Surface(values={**HILL, "mode": modes}, base=base, rate_rps=rate_rps)
 
 
-def five(chance: np.random.Generator) -> Surface:
-    """Besides threads within an operation and between operations; they and the batch threads share the CPUs."""
-    return _five(chance)
+def five(chance: np.random.Generator, *, trap: bool = False) -> Surface:
+    """Besides threads within an operation and between operations; they and the batch threads share the CPUs.
 
-
-def trap(chance: np.random.Generator) -> Surface:
-    """One batch on all CPUs is a hill of its own; many batches on a CPU each are another, a third higher, with a valley
-    between them: whoever changes one parameter at a time goes down first."""
-    return _five(chance, trap=True)
-
-
-def _five(chance: np.random.Generator, *, trap: bool = False) -> Surface:
+    `trap`: one batch on all CPUs is a hill of its own; many batches on a CPU each are another, a third higher, with a
+    valley between them: whoever changes one parameter at a time goes down first.
+    """
     inter = [1, 2, 4]
     rate = partial(_batched_rps, **{**_device(chance), "parallel": 1e9})
     best_inter, gain = chance.choice(inter), chance.uniform(0.25, 0.45)
@@ -140,16 +130,13 @@ def _five(chance: np.random.Generator, *, trap: bool = False) -> Surface:
         return float(rate({**point, "num_batch_threads": 1}) * shared * lost)
 
     return Surface(
-        values={
-            "max_batch_size": SIZES,
-            "batch_timeout_micros": TIMEOUTS,
-            "num_batch_threads": THREADS,
-            "intra_op_threads": [1, 2, 4, 8],
-            "inter_op_threads": inter,
-        },
+        values={**HILL, "intra_op_threads": [1, 2, 4, 8], "inter_op_threads": inter},
         base={"batch_timeout_micros": 0, "intra_op_threads": 8, "inter_op_threads": 1},
         rate_rps=rate_rps,
     )
+
+
+SURFACES = {"three": three, "words": words, "five": five, "trap": partial(five, trap=True)}
 
 
 def neighbours(values: Values, seen: Seen, seed: int) -> tuple[Point, str] | None:
@@ -229,16 +216,13 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    for draw in (three, words, five, trap):
+    for surface, draw in SURFACES.items():
         space = draw(np.random.default_rng(0)).points()
-        print(f"\n{draw.__name__}: {len(space)} points; after {', '.join(map(str, AFTER))} proposals")
+        print(f"\n{surface}: {len(space)} points; after {', '.join(map(str, AFTER))} proposals")
         for name, proposer in PROPOSERS.items():
-            found = np.array(
-                [shares(draw(np.random.default_rng(seed)), proposer, seed=seed) for seed in range(seeds)]
-            )
-            columns = zip(
-                np.median(found, axis=0), found.mean(axis=0), np.quantile(found, 0.1, axis=0), strict=True
-            )
+            drawn = [shares(draw(np.random.default_rng(seed)), proposer, seed=seed) for seed in range(seeds)]
+            of_all = np.median(drawn, axis=0), np.mean(drawn, axis=0), np.quantile(drawn, 0.1, axis=0)
+            columns = zip(*of_all, strict=True)
             figures = "   ".join(f"{middle:4.0%} {mean:4.0%} {low:4.0%}" for middle, mean, low in columns)
             print(f"{name:30} {figures}", flush=True)
 

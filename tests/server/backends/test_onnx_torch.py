@@ -39,17 +39,15 @@ def test_an_onnx_graph_runs_under_its_own_names(tmp_path: Path) -> None:
     outputs = run(model, x=X, s=np.array([b"a", b"b"], dtype=object))
     np.testing.assert_array_equal(outputs["y"], X @ [[1, 0], [0, 1], [1, 1]])
     assert list(outputs["t"]) == [b"a", b"b"]
-    with pytest.raises(StatusError) as raised:
+    with pytest.raises(StatusError, match=r"^INVALID_ARGUMENT: "):
         run(model, x=X[:, :2], s=np.array([b"a", b"b"], dtype=object))
-    assert raised.value.code == "INVALID_ARGUMENT"
 
 
 def test_a_broken_onnx_file_is_named(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     (tmp_path / "model.onnx").write_bytes(b"not a graph")
-    with pytest.raises(StatusError, match=r"model\.onnx") as raised:
+    with pytest.raises(StatusError, match=r"^INVALID_ARGUMENT: .*model\.onnx"):
         load_model(tmp_path, CPU)
-    assert raised.value.code == "INVALID_ARGUMENT"
 
 
 def test_no_gpu_is_an_error_only_when_one_is_asked_for(tmp_path: Path) -> None:
@@ -95,9 +93,8 @@ def test_an_exported_program_tells_its_own_signature(tmp_path: Path) -> None:
     expected = module(torch.tensor(X)).detach().numpy()
     np.testing.assert_array_equal(run(model, input=X)["output_0"], expected)
     np.testing.assert_allclose(run(model, input=X[:1])["output_0"], expected[:1], rtol=1e-6)
-    with pytest.raises(StatusError) as raised:
+    with pytest.raises(StatusError, match=r"^INVALID_ARGUMENT: "):
         run(model, input=X[:, :2])
-    assert raised.value.code == "INVALID_ARGUMENT"
 
 
 def emptied(archive: bytes) -> bytes:
@@ -118,9 +115,8 @@ def test_a_file_that_is_no_exported_program_is_named(tmp_path: Path, spoil: Call
     path = tmp_path / "model.pt2"
     save_program(tmp_path, torch.nn.Linear(3, 3))
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(StatusError, match=r"model\.pt2: ") as refused:
+    with pytest.raises(StatusError, match=r"^INVALID_ARGUMENT: .*model\.pt2: "):
         load_model(tmp_path, ServerFlags(device="cpu"))
-    assert refused.value.code == "INVALID_ARGUMENT"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -173,9 +169,8 @@ def test_onnx_runtime_takes_the_gpu_and_its_failures(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)  # type: ignore[arg-type]
     (tmp_path / "model.onnx").write_bytes(b"")
     model = load_model(tmp_path, ServerFlags(device="cuda:1"))
-    with pytest.raises(StatusError, match="out of memory") as raised:
+    with pytest.raises(StatusError, match=r"^RESOURCE_EXHAUSTED: .*out of memory"):
         run(model, x=X)
-    assert raised.value.code == "RESOURCE_EXHAUSTED"
     load_model(tmp_path, ServerFlags(device="cpu"))
     assert asked == [[(gpu, {"device_id": 1}), cpu], [cpu]]
     started.remove(gpu)

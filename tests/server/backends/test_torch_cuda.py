@@ -335,9 +335,8 @@ def test_a_model_that_writes_to_its_input_does_not_write_to_the_message() -> Non
 
 def test_memory_of_the_host_that_runs_out_fails_one_batch() -> None:
     model = served(lambda x: x * 2 if len(x) <= 4 else torch.empty((len(x), 10**14)))
-    with pytest.raises(StatusError) as raised:
+    with pytest.raises(StatusError, match=r"^RESOURCE_EXHAUSTED: "):
         run(model, rows(8))
-    assert raised.value.code == "RESOURCE_EXHAUSTED"
     assert_doubles(model, 4)
 
 
@@ -468,9 +467,8 @@ def test_a_size_for_which_memory_is_out_fails_alone_recorded_and_run(cuda: FakeC
     model.prepare((4, 8), 2)
     assert capfd.readouterr().err.count("no CUDA graph for 8 rows") == 1
     for _ in range(3):
-        with pytest.raises(StatusError, match=r"CUDA out of memory\. Tried") as raised:
+        with pytest.raises(StatusError, match=r"^RESOURCE_EXHAUSTED: .*CUDA out of memory\. Tried"):
             run(model, rows(8))
-        assert raised.value.code == "RESOURCE_EXHAUSTED"
         assert cuda.log[-1] == ("empty_cache",)
         assert cuda.after(lambda: assert_doubles(model, 4)) == REPLAYED
 
@@ -531,9 +529,8 @@ def test_the_device_flag_names_a_gpu(wanted: str, cuda: FakeCuda) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"")
-    with pytest.raises(StatusError, match="PyTorch sees no GPU") as raised:
+    with pytest.raises(StatusError, match=r"^FAILED_PRECONDITION: .*PyTorch sees no GPU"):
         load_model(tmp_path, ServerFlags(device="cuda"))
-    assert raised.value.code == "FAILED_PRECONDITION"
     assert isinstance(device_of(torch, ServerFlags(device="auto")), HostDevice)
 
 
@@ -592,9 +589,8 @@ def test_gpu_memory_that_runs_out_ends_one_batch(capfd: Heard) -> None:
     model.prepare((4, 8), 2)
     assert "no CUDA graph for 8 rows" in capfd.readouterr().err
     for _ in range(3):
-        with pytest.raises(StatusError, match="out of memory") as raised:
+        with pytest.raises(StatusError, match=r"^RESOURCE_EXHAUSTED: .*out of memory"):
             run(model, rows(8))
-        assert raised.value.code == "RESOURCE_EXHAUSTED"
         assert_doubles(model, 4)
 
 

@@ -202,9 +202,8 @@ async def test_a_fault_of_a_session_is_an_internal_error_and_frees_its_place(ser
     real = dict(server.servable._sessions)
     server.servable._sessions = {"s": SimpleNamespace(submit=submit)}  # type: ignore[dict-item]
     for _ in range(3):
-        with pytest.raises(StatusError, match="the server failed to handle the request") as raised:
+        with pytest.raises(StatusError, match=r"^INTERNAL: .*the server failed to handle the request"):
             await server.request()
-        assert raised.value.code == "INTERNAL"
     server.servable._sessions = real
     await server.request()  # the limit of one has a place
 

@@ -122,9 +122,8 @@ def test_every_bucket_has_its_own_limit_of_waiting_batches(serve: Serve) -> None
     server = serve(zero_padding=True)
     for row in ((1,), (1, 2, 3)):
         server.ask(*row, rows=8)
-        with pytest.raises(StatusError, match="max_enqueued_batches is 1") as caught:
+        with pytest.raises(StatusError, match=r"^UNAVAILABLE: .*max_enqueued_batches is 1"):
             server.ask(*row)
-        assert caught.value.code == "UNAVAILABLE"
     assert server.observer.rejections == ["queue_full"] * 2
 
 

@@ -249,13 +249,6 @@ async def test_every_stage_runs_where_nothing_is_batched(server: StagedServer) -
     assert "the device part is run request by request" in server.servable.summary()
 
 
-@staged(*STAGES)
-async def test_batching_may_be_turned_off_and_on_again_under_stages(server: StagedServer) -> None:
-    for wanted in ({"enable_batching": False}, {"max_batch_size": 4, "batch_timeout_micros": 500}):
-        await server.replace(**wanted)
-        assert (await server.text(b"abc"))["y"].tolist() == [[6.0]]
-
-
 @every_stage
 def test_a_stage_ends_after_the_last_request(tmp_path: Path, loaded_as: Any, stage: BatchingStage) -> None:
     runs: list[bool] = []
@@ -372,9 +365,8 @@ async def test_what_is_in_any_stage_is_answered(server: StagedServer, ends: bool
 
 @staged()
 async def test_a_request_that_is_late_before_its_first_stage_is_not_run(server: StagedServer) -> None:
-    with pytest.raises(StatusError) as raised:
+    with pytest.raises(StatusError, match=r"^DEADLINE_EXCEEDED: "):
         await server.text(b"abc", deadline_ns=time.monotonic_ns())
-    assert raised.value.code == "DEADLINE_EXCEEDED"
     assert not server.code["THREADS"]
 
 
@@ -403,9 +395,8 @@ def test_no_more_wait_for_a_thread_than_may_and_last_stages_go_first() -> None:
     begun.wait(10)
     threads.put(lambda: order.append("first"))
     threads.put(lambda: 1 / 0)
-    with pytest.raises(StatusError) as raised:
+    with pytest.raises(StatusError, match=r"^RESOURCE_EXHAUSTED: "):
         threads.put(lambda: order.append("refused"))
-    assert raised.value.code == "RESOURCE_EXHAUSTED"
     threads.put_last_stage(lambda: order.append("last stage"))
     gate.set()
     threads.close()
@@ -429,9 +420,8 @@ async def test_no_more_wait_for_a_last_stage_alone_than_may(server: StagedServer
     row = {"x": np.ones((1, 1), np.float32)}
     asked = [server.request(row) for _ in range(3)]
     await until(lambda: not threads.has_room)
-    with pytest.raises(StatusError) as raised:
+    with pytest.raises(StatusError, match=r"^RESOURCE_EXHAUSTED: "):
         server.request(row)
-    assert raised.value.code == "RESOURCE_EXHAUSTED"
     server.code["GATE"].set()
     assert [answer["y"].tolist() for answer in await asyncio.gather(*asked)] == [[[2.0]]] * 3
 

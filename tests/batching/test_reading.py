@@ -358,11 +358,7 @@ def test_what_kubectl_tells_as_json_is_read() -> None:
     manifests[1]["metadata"] = {"annotations": {"last-applied": "sh -c 'serve --enable_batching'"}}
     listed = {"apiVersion": "v1", "items": manifests, "kind": "List"}
     for text in (json.dumps(listed), json.dumps(listed, indent=4), yaml.safe_dump(listed)):
-        assert parse_batching(text, source="m.json").knobs(on_triton=False)[0] == {
-            "max_batch_size": 8,
-            "tensorflow_intra_op_parallelism": "2",
-            "grpc_max_threads": "64",
-        }
+        assert parse_batching(text, source="m.json").knobs(on_triton=False)[0] == {"max_batch_size": 8, **OWN}
     wrong = json.dumps(listed, indent=4).replace("value: 8", "valu: 8")
     line = next(at for at, words in enumerate(wrong.splitlines(), 1) if "valu: 8" in words)
     with pytest.raises(BatchingParametersError, match=rf"^m\.json:{line}: batching_parameters\.txt:2: "):
@@ -392,17 +388,10 @@ def test_a_deployment_mounts_its_parameters_and_names_them() -> None:
     assert config_map["data"]["batching_parameters.txt"].endswith("max_batch_size { value: 8 }\n")
     template = deployment["spec"]["template"]
     assert deployment["metadata"]["name"] == "my-model"
-    assert template["spec"]["containers"] == [
-        {
-            "name": "my-model",
-            "args": [
-                "--enable_batching=true",
-                "--batching_parameters_file=/batchtune/batching_parameters.txt",
-                "--grpc_max_threads=64",
-            ],
-            "volumeMounts": [{"name": "batching", "mountPath": "/batchtune"}],
-        }
-    ]
+    file = "--batching_parameters_file=/batchtune/batching_parameters.txt"
+    args = ["--enable_batching=true", file, "--grpc_max_threads=64"]
+    mounts = [{"name": "batching", "mountPath": "/batchtune"}]
+    assert template["spec"]["containers"] == [{"name": "my-model", "args": args, "volumeMounts": mounts}]
     assert template["spec"]["volumes"] == [{"name": "batching", "configMap": {"name": "my-model-batching"}}]
     assert template["metadata"]["labels"]["batchtune"].startswith("p")
 

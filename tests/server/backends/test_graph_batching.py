@@ -68,12 +68,9 @@ def attribute(name: bytes, value: bytes) -> bytes:
 
 
 def node(op: bytes = b"BatchFunction", sizes: bytes = b"") -> bytes:
-    attributes = [
-        attribute(b"max_batch_size", field(3, 32)),
-        attribute(b"batch_timeout_micros", field(3, 5000)),
-        attribute(b"num_batch_threads", field(3, 2)),
-        attribute(b"allowed_batch_sizes", field(1, sizes)),
-    ]
+    numbers = {b"max_batch_size": 32, b"batch_timeout_micros": 5000, b"num_batch_threads": 2}
+    attributes = [attribute(name, field(3, number)) for name, number in numbers.items()]
+    attributes.append(attribute(b"allowed_batch_sizes", field(1, sizes)))
     return field(1, b"batch") + field(2, op) + b"".join(attributes)
 
 

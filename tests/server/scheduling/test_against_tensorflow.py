@@ -22,7 +22,7 @@ import pytest
 from batchtune.wire.status import StatusError
 from tests.server.scheduling.scheduler_bench import Bench, Rows
 
-# Importing TensorFlow, and its own threads; test_shared.py holds the same rules.
+# Importing TensorFlow, and its own threads; test_schedulers.py holds the same rules.
 pytestmark = pytest.mark.slow
 
 BLOCKER = -1

@@ -101,19 +101,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
     redis = pytest.importorskip("redis")
     calls: list[list[bytes]] = []
 
-    def value(key: bytes) -> bytes | None:
-        name = key.rpartition(b":")[2]
-        return (
-            b"12345678"
-            if name == b"long"
-            else np.float32(name.decode()).tobytes()
-            if name.isdigit()
-            else None
-        )
+    held = {b"user:long": b"12345678"} | {b"user:%d" % at: np.float32(at).tobytes() for at in range(10)}
 
     def mget(_self: Any, given: list[bytes]) -> list[bytes | None]:
         calls.append(given)
-        return [value(key) for key in given]
+        return [held.get(key) for key in given]
 
     monkeypatch.setattr(redis.Redis, "mget", mget)
     return calls

@@ -152,11 +152,8 @@ async def test_early_work_needs_the_streaming_scheduler(server: StagedServer) ->
 def test_early_work_has_no_lookups_and_no_lengths_and_runs_no_code_before_that_is_said(
     tmp_path: Path, stages: str, options: dict[str, Any], message: str
 ) -> None:
-    write_stages(
-        tmp_path,
-        stages,
-        "import pathlib\npathlib.Path(__file__ + '.ran').touch()\ndef preprocess(tensors): return tensors",
-    )
+    ran = "import pathlib\npathlib.Path(__file__ + '.ran').touch()\n"
+    write_stages(tmp_path, stages, f"{ran}def preprocess(tensors): return tensors")
     with pytest.raises(StatusError, match=message) as raised:
         serve(tmp_path, unloaded, stage="early", **options)
     assert raised.value.code == "INVALID_ARGUMENT"

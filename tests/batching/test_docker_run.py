@@ -27,6 +27,7 @@ def script_of(folder: Path, command: str) -> Path:
 
 
 RUN = f"docker run -v ./conf:/conf tf {FLAGS}"
+USER_RUN = f"docker run -u $(id -u) -v $(pwd)/conf:/conf tf {FLAGS}"
 LONG = (
     "sudo docker run -d --rm -it -p 8500:8500 --name tfs {} \\\n  -e MODEL_NAME=m --gpus all \\\n"
     f"  tensorflow/serving:latest-gpu --model_name=m --port=8500 {FLAGS} &"
@@ -48,14 +49,14 @@ LONG = (
         f"DOCKER_HOST=unix:///x nohup {RUN} && curl --retry 3 http://x",
         f"/usr/bin/{RUN}",
         # In a list or a substitution.
-        f"docker pull tf && {RUN}",
-        f"docker rm -f tfs; {RUN}",
-        f"docker rm -f tfs || true\n# was: docker pull tf && docker run tf\n{RUN}",
-        f"ID=$({RUN.replace('-v', '-u $(id -u) -v')})",
-        f"ID=$({RUN}) && docker logs -f $(cat id)",
+        f"docker pull tf && {USER_RUN}",
+        f"docker rm -f tfs; {USER_RUN}",
+        f"docker rm -f tfs || true\n# was: docker pull tf && docker run tf\n{USER_RUN}",
+        f"ID=$({USER_RUN})",
+        f"ID=$({USER_RUN}) && docker logs -f $(cat id)",
         f"ID=`{RUN}`",
-        f"if [ -z $X ]; then {RUN}; fi",
-        f"( {RUN} )",
+        f"if [ -z $X ]; then {USER_RUN}; fi",
+        f"( {USER_RUN} )",
     ],
 )
 def test_a_docker_run_is_read_with_its_mounted_file_and_its_flags(command: str, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ PyTorch's own allocators, streams, events and graphs run on runtime.cpp, which i
 operators.cpp computes on the CPU. So what is awaited too early, freed too early or not allowed while a graph is recorded
 shows here. What a GPU alone can show: kernels, cuBLAS and cuDNN, and every figure of speed.
 
-Needs a C++ compiler, a PyTorch built with CUDA (pip's usual one, from 2.6 on) and the rest of CUDA's headers; where they
-are missing it names the packages.
+Needs a C++ compiler (CXX, else g++), a PyTorch built with CUDA (pip's usual one, from 2.6 on) and the rest of CUDA's
+headers, of the version that PyTorch has: nvidia-cuda-crt and nvidia-cuda-cccl, for CUDA 12 nvidia-cuda-nvcc-cu12 and
+nvidia-cuda-cccl-cu12.
 """
 
 from __future__ import annotations
@@ -59,45 +60,21 @@ def built() -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     package = Path(torch.__file__).parent
-    headers = [f"-I{path}" for path in cuda_headers(package.parent / "nvidia", torch.version.cuda)]
-    compiler = [os.environ.get("CXX", "g++"), "-O1", "-fPIC", "-shared", *headers]
-    _compile(
-        [*compiler, "-std=c++17", str(HERE / "runtime.cpp"), f"-Wl,-soname,{RUNTIME}", "-o", str(folder / RUNTIME), "-lpthread"],
-    )  # fmt: skip
-    of_torch = [package / "include", package / "include/torch/csrc/api/include"]
+    # CUDA 13 has one folder of headers for all, CUDA 12 one for each package.
+    headers = sorted(package.parent.glob("nvidia/*/include")) + sorted(
+        package.parent.glob("nvidia/*/include/cccl")
+    )
+    compiler = [os.environ.get("CXX", "g++"), "-O1", "-fPIC", "-shared", *(f"-I{path}" for path in headers)]
+    runtime = [str(HERE / "runtime.cpp"), f"-Wl,-soname,{RUNTIME}", "-o", str(folder / RUNTIME), "-lpthread"]
+    subprocess.run([*compiler, "-std=c++17", *runtime], check=True)
+    of_torch = [f"-I{package}/include", f"-I{package}/include/torch/csrc/api/include"]
     libraries = [f"-L{package / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_cuda", "-lc10_cuda"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     unfinished = folder / f"{OPERATORS}.{os.getpid()}"
-    _compile(
-        [*compiler, "-std=c++20", abi, *(f"-I{path}" for path in of_torch), str(HERE / "operators.cpp"), "-o", str(unfinished), *libraries],
-    )  # fmt: skip
+    operators = [str(HERE / "operators.cpp"), "-o", str(unfinished), *libraries]
+    subprocess.run([*compiler, "-std=c++20", abi, *of_torch, *operators], check=True)
     unfinished.rename(folder / OPERATORS)
     return folder
-
-
-def _compile(command: list[str]) -> None:
-    try:
-        subprocess.run(command, check=True)
-    except FileNotFoundError as error:
-        raise SystemExit(f"{command[0]}: no such compiler; install g++, or name another in CXX") from error
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(f"{command[0]} ended with {error.returncode}; its words are above") from error
-
-
-def cuda_headers(nvidia: Path, version: str) -> list[Path]:
-    """Folders of the headers in pip's packages of NVIDIA: CUDA 13 has one for all, CUDA 12 one for each package."""
-    found = sorted(nvidia.glob("*/include")) + sorted(nvidia.glob("*/include/cccl"))
-    of_13 = version.startswith("13")
-    needed = {"crt/host_defines.h": "crt" if of_13 else "nvcc", "nv/target": "cccl"}
-    suffix = "" if of_13 else "-cu12"
-    missing = [
-        f"'nvidia-cuda-{name}{suffix}=={version}.*'"
-        for header, name in needed.items()
-        if not any((folder / header).exists() for folder in found)
-    ]
-    if missing:
-        raise SystemExit(f"CUDA's headers are incomplete: pip install {' '.join(missing)}")
-    return found
 
 
 if __name__ == "__main__":

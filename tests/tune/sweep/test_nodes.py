@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +26,18 @@ from batchtune.tune.sweep.ray_nodes import NodeBenches, NodeStation, ServerNodes
 from batchtune.tune.sweep.sweep import sweep_nodes
 from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.ray_script import answer_of
-from tests.tune.node_fakes import FakeNodes
-from tests.tune.tune_fakes import Law, capacity_scenario, heard, planned, planted, scenario_of
+from tests.tune.tune_fakes import (
+    FakeClock,
+    FakeFleet,
+    FakeTarget,
+    Law,
+    bench_of,
+    capacity_scenario,
+    heard,
+    planned,
+    planted,
+    scenario_of,
+)
 
 SPACE = {"max_batch_size": [1, 4, 16, 32], "batch_timeout_micros": [0, 2000], "num_batch_threads": [1]}
 SEARCH = {"budget": {"time": "30s"}, "space": SPACE}
@@ -32,13 +45,43 @@ CLOSED = scenario_of(search=SEARCH)
 CAPACITY = capacity_scenario(search=SEARCH)
 
 
+class FakeNodes:
+    """A fake server and client for each law, all started by one head whose time is that of the last end; `begun` lists
+    what ran where, with the head's time."""
+
+    def __init__(self, scenario: Scenario, laws: Sequence[Law], **target: Any) -> None:
+        self.names = [f"n{number}" for number in range(1, len(laws) + 1)]
+        self.begun: list[tuple[float, str, Plan]] = []
+        self.clock = FakeClock()
+        self._nodes = {}
+        for seed, (name, law) in enumerate(zip(self.names, laws, strict=True), start=1):
+            fake = FakeTarget(FakeClock(), law=law, **target)
+            self._nodes[name] = fake.clock, bench_of(scenario, fake, FakeFleet(fake, seed=seed))
+
+    def run_all(self, plans: Sequence[Plan]) -> Iterator[FinishedTrial]:
+        """In the order of their ends: each node begins the first plan that waits as soon as it is free."""
+        waiting, free, ends = list(plans), list(self.names), []
+        while waiting or ends:
+            while waiting and free:
+                heapq.heappush(ends, self._run(waiting.pop(0), free.pop(0)))
+            self.clock.now_s, _, name, done = heapq.heappop(ends)
+            free.append(name)
+            yield replace(done, trial=replace(done.trial, node=name))
+
+    def _run(self, plan: Plan, name: str) -> tuple[float, int, str, FinishedTrial]:
+        self.begun.append((self.clock(), name, plan))
+        clock, bench = self._nodes[name]
+        clock.now_s = self.clock()
+        done = bench.run(plan)
+        return clock(), plan.number, name, done
+
+
 def swept(scenario, count, *, finished=(), **target):
     """On so many nodes that are alike."""
-    laws = {f"n{number}": Law(noise=0.01) for number in range(1, count + 1)}
-    nodes, summaries = FakeNodes(scenario, laws, **target), []
+    nodes, summaries = FakeNodes(scenario, [Law(noise=0.01)] * count, **target), []
     on_event = heard(on_summary=summaries.append)
     found = sweep_nodes(
-        scenario, lambda _report: nodes, finished=finished, on_event=on_event, now_s=nodes.now_s
+        scenario, lambda _report: nodes, finished=finished, on_event=on_event, now_s=nodes.clock
     )
     return [one.trial for one in found], nodes, summaries[0]
 
@@ -62,7 +105,7 @@ def test_trials_run_at_once_on_every_node_and_each_says_where(four):
     assert {trial.number for trial in trials} == set(range(1, len(trials) + 1))
     assert {trial.node for trial in trials} == {"n1", "n2", "n3", "n4"}
     assert summary.nodes == "n1, n2, n3, n4"
-    assert sum(trial.seconds for trial in trials) > 2.0 * (nodes.now_s() - 1000.0)
+    assert sum(trial.seconds for trial in trials) > 2.0 * (nodes.clock() - 1000.0)
     assert "node" not in {trial.source for trial in trials}  # nothing is corrected by a speed
 
 
@@ -96,7 +139,7 @@ def test_the_choice_is_that_of_one_server_and_is_confirmed(four):
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_budget_of_time_is_kept_by_the_clock_on_the_wall(count):
     trials, nodes, _ = swept(CLOSED, count)
-    assert nodes.now_s() - 1000.0 <= 30.0 + max(trial.seconds for trial in trials)
+    assert nodes.clock() - 1000.0 <= 30.0 + max(trial.seconds for trial in trials)
 
 
 def test_a_resumed_sweep_goes_on_where_it_stood():
@@ -109,8 +152,8 @@ def test_a_resumed_sweep_goes_on_where_it_stood():
 
 
 def test_a_sweep_goes_on_with_the_nodes_that_are_left():
-    nodes = FakeNodes(CLOSED, {f"n{number}": Law(noise=0.01) for number in (1, 2, 3)})
-    found = sweep_nodes(CLOSED, lambda _report: nodes, now_s=nodes.now_s)
+    nodes = FakeNodes(CLOSED, [Law(noise=0.01)] * 3)
+    found = sweep_nodes(CLOSED, lambda _report: nodes, now_s=nodes.clock)
     assert "n3" in {next(found).trial.node for _ in range(4)}
     nodes.names.remove("n3")
     rest = [done.trial.node for done in found]

@@ -267,13 +267,9 @@ def test_a_running_server_that_answers_nothing_whatever_its_configuration_is_gon
     assert target.applied[-1] == NO_BATCHING
 
 
-def test_a_configuration_under_which_a_running_server_answers_nothing_is_a_trial_like_any_other():
+def test_one_that_answers_nothing_under_one_configuration_or_is_launched_again_is_not_gone():
     bench, _ = hanging(running(http_scenario()), BATCHED)
-    assert not bench.run(planned(BATCHED)).trial.feasible
-    assert bench.run(planned(NO_BATCHING)).trial.feasible
-
-
-def test_a_launched_server_that_answers_nothing_is_not_gone_since_it_is_launched_again():
+    assert [bench.run(planned(one)).trial.feasible for one in (BATCHED, NO_BATCHING)] == [False, True]
     bench, target = hanging(http_scenario(), NO_BATCHING, BATCHED)
     assert not bench.run(planned(BATCHED)).trial.feasible
     assert target.applied == [NO_BATCHING, BATCHED]
@@ -321,14 +317,11 @@ def run_slow(every: str):
     return [bench.run(planned(size)).trial.measurement for size in sizes]
 
 
-def test_metrics_that_change_slowly_are_read_once_they_include_the_run():
+def test_metrics_that_change_slowly_are_read_once_they_include_the_run_or_leave_the_mean_batch_unknown():
     batched, single = run_slow("1s")
     assert batched.server.mean_batch_rows > 2.0
     assert single.server.mean_batch_rows == 1.0
     assert single.server.duration_s == pytest.approx(4.5, abs=0.1)
-
-
-def test_metrics_that_change_more_slowly_than_a_run_lasts_leave_the_mean_batch_unknown():
     said = "the server's metrics change every 10 s, too slowly for a run of 4.5 s"
     for measured in run_slow("10s"):
         assert measured.server.mean_batch_rows is None

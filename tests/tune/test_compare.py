@@ -322,31 +322,6 @@ def test_on_a_host_that_disturbs_every_run_twelve_blocks_that_agree_tell_variant
     assert ("The figures do not count" in printed) == ("invalid" in printed) == (not told)
 
 
-def test_a_retry_of_a_failed_trial_is_no_repeat_for_noise():
-    trials, _, found = run_on(lambda number: number == 2, blocks=6, failed={1, 6})
-    assert [trial.state for trial in trials][:3] == ["failed", "complete", "complete"]
-    assert (found.repeats, found.trials) == (1, 15)
-    assert noise_floor(trials, variants_of()).repeats == 1
-
-
-def test_a_variant_that_fails_twice_but_not_in_a_row_stays():
-    _, turns, found = run_on(lambda number: number == 2, blocks=6, failed={1, 3})
-    assert [attempt for *_, attempt in turns][:5] == [1, 2, 3, 4, 1]
-    assert [(one.runs, one.failure) for one in found.variants] == [(6, None)] * 2
-
-
-def test_a_complete_run_counts_when_its_repeat_fails():
-    _, turns, found = run_on(lambda number: number == 1, blocks=2, failed={2, 3})
-    disturbed = found.figures(turns[0][0].name)
-    assert (disturbed.runs, disturbed.noisy, disturbed.failure) == (1, 1, "the server died")
-    assert found.pairs[0].blocks == 1
-
-
-def test_one_quiet_run_is_enough_for_a_variant_to_count():
-    _, _, found = run_on(lambda number: number not in (2, 3), blocks=2)
-    assert [(one.runs, one.noisy, one.disturbed) for one in found.variants] == [(2, 1, False)] * 2
-
-
 def test_a_client_at_its_limit_makes_the_pair_invalid():
     busy = {"caveats": (caveat("client_busy", cpu_ratio=0.97),)}
     trials = [

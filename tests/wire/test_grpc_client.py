@@ -18,6 +18,7 @@ from batchtune.wire.http2 import PREFACE
 from batchtune.wire.status import GRPC_CODES
 from tests.wire.wire_peers import (
     ANSWER_HEAD,
+    BROKEN_FRAMES,
     INITIAL_WINDOW_SIZE,
     ClientUnderTest,
     H2Server,
@@ -363,38 +364,17 @@ def test_closing_within_a_callback_stops_reading() -> None:
 
 
 BROKEN = {
-    "frame too large": raw_frame(DATA, 0, 1, b"")[:9].replace(b"\0\0\0\0", b"\xff\xff\xff\0", 1),
+    **{name: frames for name, (frames, _) in BROKEN_FRAMES.items()},
     "data before headers": raw_frame(DATA, 0, 1, b"abc"),
-    "data on stream 0": raw_frame(DATA, 0, 0, b"abc"),
-    "data on an idle stream": raw_frame(DATA, 0, 77, b"abc"),
-    "headers on an even stream": raw_frame(HEADERS, 4, 2, PLAIN),
     "headers on an idle stream": raw_frame(HEADERS, 5, 77, PLAIN),
-    "reset of an idle stream": raw_frame(RST, 0, 77, b"\0\0\0\0"),
     "second head": raw_frame(HEADERS, 4, 1, PLAIN) * 2,
     "trailers that do not end": raw_frame(HEADERS, 4, 1, PLAIN) + raw_frame(HEADERS, 4, 1, OK),
     "dynamic table index": raw_frame(HEADERS, 4, 1, b"\xff\x20"),
-    "garbage headers": raw_frame(HEADERS, 4, 1, b"\x00\xff\xff\xff\xff\xff\xff\xff\xff"),
     "non-numeric status": raw_frame(HEADERS, 4, 1, b"\x08\x03abc"),
-    "continuation alone": raw_frame(CONTINUATION, 4, 1, PLAIN),
     "continuation elsewhere": raw_frame(HEADERS, 0, 1, PLAIN) + raw_frame(CONTINUATION, 4, 3, b""),
-    "interrupted block": raw_frame(HEADERS, 0, 1, PLAIN) + raw_frame(PING, 0, 0, b"12345678"),
     "endless continuations": raw_frame(HEADERS, 0, 1, PLAIN) + raw_frame(CONTINUATION, 0, 1, b"") * 1000,
     "huge block": raw_frame(HEADERS, 0, 1, b"a" * 60_000) + raw_frame(CONTINUATION, 0, 1, b"a" * 60_000),
-    "push promise": raw_frame(PUSH, 4, 1, b"\0\0\0\2" + PLAIN),
     "push enabled": raw_frame(SETTINGS, 0, 0, b"\0\2\0\0\0\1"),
-    "settings on a stream": raw_frame(SETTINGS, 0, 1),
-    "settings of 5 bytes": raw_frame(SETTINGS, 0, 0, b"\0\1\0\0\0"),
-    "settings ack with payload": raw_frame(SETTINGS, 1, 0, b"\0\1\0\0\0\0"),
-    "initial window too large": raw_frame(SETTINGS, 0, 0, b"\0\4\x80\0\0\0"),
-    "max frame size too small": raw_frame(SETTINGS, 0, 0, b"\0\5\0\0\0\1"),
-    "ping of 7 bytes": raw_frame(PING, 0, 0, b"1234567"),
-    "ping on a stream": raw_frame(PING, 0, 1, b"12345678"),
-    "goaway of 4 bytes": raw_frame(GOAWAY, 0, 0, b"\0\0\0\0"),
-    "reset of 3 bytes": raw_frame(RST, 0, 1, b"\0\0\0"),
-    "window update by 0": raw_frame(WINDOW, 0, 0, b"\0\0\0\0"),
-    "window overflow": raw_frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"),
-    "padding longer than the frame": raw_frame(DATA, 8, 1, b"\xffabc"),
-    "padded frame without length": raw_frame(HEADERS, 0xC, 1, b""),
     "an HTTP/1 answer": b"HTTP/1.1 400 Bad Request\r\n\r\n",
 }
 

@@ -23,6 +23,7 @@ from batchtune.wire.status import StatusError
 from tests.wire.wire_peers import (
     ANSWER_HEAD,
     BLOCK,
+    BROKEN_FRAMES,
     REQUEST_HEADERS,
     H2Client,
     ServerUnderTest,
@@ -376,24 +377,11 @@ async def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
 
 
 BROKEN = {
-    "frame too large": (b"\xff\xff\xff\0\0\0\0\0\1", 6),
-    "headers on an even stream": (raw_frame(HEADERS, 4, 2, BLOCK), 1),
-    "data on stream 0": (raw_frame(DATA, 0, 0, b"abc"), 1),
-    "data on an idle stream": (raw_frame(DATA, 0, 77, b"abc"), 1),
-    "reset of an idle stream": (raw_frame(RST, 0, 77, b"\0\0\0\0"), 1),
+    **BROKEN_FRAMES,
     "window of an idle stream": (raw_frame(WINDOW, 0, 77, b"\0\0\0\1"), 1),
-    "window update by 0": (raw_frame(WINDOW, 0, 0, b"\0\0\0\0"), 1),
-    "window overflow": (raw_frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"), 3),
     "priority of 4 bytes": (raw_frame(PRIORITY, 0, 1, b"\0\0\0\0"), 6),
-    "settings of 5 bytes": (raw_frame(SETTINGS, 0, 0, b"\0\1\0\0\0"), 6),
     "push enabled twice": (raw_frame(SETTINGS, 0, 0, b"\0\2\0\0\0\2"), 1),
-    "ping on a stream": (raw_frame(PING, 0, 1, b"12345678"), 1),
-    "push promise": (raw_frame(PUSH, 4, 1, b"\0\0\0\2"), 1),
-    "interrupted block": (raw_frame(HEADERS, 0, 1, BLOCK) + raw_frame(PING, 0, 0, b"12345678"), 1),
-    "continuation alone": (raw_frame(CONTINUATION, 4, 1, BLOCK), 1),
-    "garbage headers": (raw_frame(HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), 9),
     "dynamic table after emptying it": (raw_frame(HEADERS, 4, 1, b"\x20\xbe"), 9),
-    "padding longer than the frame": (raw_frame(DATA, 8, 1, b"\xffabc"), 1),
     "large header list": (raw_frame(HEADERS, 4, 1, encode_block([("a", "x" * 32_760)])), 11),
     "header bomb": (raw_frame(HEADERS, 4, 1, b"\x40\x01a\x7f\x81\x1e" + b"x" * 4_000 + b"\xbe" * 10_000), 11),
     "endless continuations": (raw_frame(HEADERS, 0, 1, BLOCK) + raw_frame(CONTINUATION, 0, 1) * 100, 11),

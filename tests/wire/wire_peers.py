@@ -44,6 +44,31 @@ def raw_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> by
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream_id) + payload
 
 
+BROKEN_FRAMES = {
+    "frame too large": (b"\xff\xff\xff\0\0\0\0\0\1", 6),
+    "data on stream 0": (raw_frame(DATA, 0, 0, b"abc"), 1),
+    "data on an idle stream": (raw_frame(DATA, 0, 77, b"abc"), 1),
+    "headers on an even stream": (raw_frame(HEADERS, 4, 2, BLOCK), 1),
+    "reset of an idle stream": (raw_frame(RST, 0, 77, b"\0\0\0\0"), 1),
+    "reset of 3 bytes": (raw_frame(RST, 0, 1, b"\0\0\0"), 6),
+    "window update by 0": (raw_frame(WINDOW, 0, 0, b"\0\0\0\0"), 1),
+    "window overflow": (raw_frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"), 3),
+    "settings on a stream": (raw_frame(SETTINGS, 0, 1), 1),
+    "settings of 5 bytes": (raw_frame(SETTINGS, 0, 0, b"\0\1\0\0\0"), 6),
+    "settings ack with payload": (raw_frame(SETTINGS, 1, 0, b"\0\1\0\0\0\0"), 6),
+    "initial window too large": (raw_frame(SETTINGS, 0, 0, b"\0\4\x80\0\0\0"), 3),
+    "max frame size too small": (raw_frame(SETTINGS, 0, 0, b"\0\5\0\0\0\1"), 1),
+    "ping of 7 bytes": (raw_frame(PING, 0, 0, b"1234567"), 6),
+    "ping on a stream": (raw_frame(PING, 0, 1, b"12345678"), 1),
+    "goaway of 4 bytes": (raw_frame(GOAWAY, 0, 0, b"\0\0\0\0"), 6),
+    "push promise": (raw_frame(PUSH, 4, 1, b"\0\0\0\2" + BLOCK), 1),
+    "continuation alone": (raw_frame(CONTINUATION, 4, 1, BLOCK), 1),
+    "interrupted block": (raw_frame(HEADERS, 0, 1, BLOCK) + raw_frame(PING, 0, 0, b"12345678"), 1),
+    "padding longer than the frame": (raw_frame(DATA, 8, 1, b"\xffabc"), 1),
+    "padded frame without length": (raw_frame(HEADERS, 0xC, 1, b""), 6),
+    "garbage headers": (raw_frame(HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), 9),
+}
+"""Frames that break the protocol, from whichever side, with the code of the error."""
 OPENING = PREFACE + raw_frame(SETTINGS, 0, 0)
 
 

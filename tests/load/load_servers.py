@@ -226,10 +226,8 @@ class H2Connection(asyncio.Protocol):
         self.transport = transport
         self.server.transports.append(transport)
         self.server.connections.append(self)
-        self.h2.local_settings = h2.settings.Settings(
-            client=False,
-            initial_values={h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: self.server.streams_max},
-        )
+        limits = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: self.server.streams_max}
+        self.h2.local_settings = h2.settings.Settings(client=False, initial_values=limits)
         self.h2.initiate_connection()
         self.flush()
 
@@ -262,13 +260,6 @@ class H2Connection(asyncio.Protocol):
         self.h2.send_headers(stream_id, [(":status", "200"), ("content-type", "application/grpc")])
         self.h2.send_data(stream_id, b"\0" + len(message).to_bytes(4) + message)
         self.h2.send_headers(stream_id, [("grpc-status", "0")], end_stream=True)
-        self.flush()
-
-    def fail(self, stream_id: int, status: int, message: str) -> None:
-        """Trailers only."""
-        head = [(":status", "200"), ("content-type", "application/grpc")]
-        trailers = [("grpc-status", str(status)), ("grpc-message", message)]
-        self.h2.send_headers(stream_id, head + trailers, end_stream=True)
         self.flush()
 
 

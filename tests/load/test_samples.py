@@ -139,14 +139,6 @@ def test_any_number_of_workers_sends_the_same_requests_at_the_same_times(
     assert [due for due, _, _ in sent(1)] == due_ns.tolist()
 
 
-def test_a_traces_own_requests_are_dealt_out_with_their_times() -> None:
-    index = np.arange(10, dtype=np.int32)
-    schedule = Schedule(due_ns=index.astype(np.int64), duration_s=1.0, offered_rps=10.0, request_index=index)
-    requests = requests_for("rest", bodies=tuple(b"%d" % one for one in range(10)))
-    parts = split(a_job("rest", 1, schedule, requests=requests), 3)
-    assert [part.request_order.tolist() for part in parts] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
-
-
 @given(users=st.integers(1, 40), workers=st.integers(1, 7), requests_max=st.integers(1, 500))
 def test_users_and_requests_are_shared_out_exactly(users: int, workers: int, requests_max: int) -> None:
     loop = ClosedLoop(concurrency=users, duration_s=1.0, requests_max=requests_max)

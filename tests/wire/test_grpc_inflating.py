@@ -123,14 +123,18 @@ async def test_nothing_more_is_inflated_while_answers_that_nobody_takes_fill_the
 
 async def test_a_client_that_takes_nothing_has_its_next_calls_put_off(room: Room, pool: Inflating) -> None:
     room(0)
-    server, client = served(0, limits=ServerLimits(max_unsent_bytes=0), inflating=pool)
-    body = grpc_message(bytes(100_000), compress=True)
-    first, _, cancelled = (client.request(raw=body, extra=GZIPPED) for _ in range(3))
+    shared = Listener(SharedLimits())
+    limits = ServerLimits(max_unsent_bytes=0, max_buffered_bytes=2_000)
+    server, client = served(0, limits=limits, inflating=pool, listener=shared)
+    first, put_off, refused = (ask(client, 100_000) for _ in range(3))
     await client.exchange()
     await until(lambda: server.calls)
     server.calls[0].reply(b"an answer that is not taken")
-    await client.reset(cancelled)
     await inflated(pool)
+    assert 1_000 < shared.arriving.held_bytes == server.connection.arriving_bytes < 2_000
+    await client.exchange()
+    assert "grpc-status" not in client.status(put_off)
+    assert client.status(refused)["grpc-status"] == "8", "beyond what may be put off"
     assert (len(server.calls), pool.held_bytes) == (1, 0)
     await client.take(1_000, first)
     await until(lambda: len(server.calls) == 2)
@@ -258,23 +262,6 @@ async def test_what_comes_as_deflate_leaves_room_for_the_next(pool: Inflating) -
     await client.exchange()
     await until(lambda: len(server.calls) == 4)
     assert pool.held_bytes == 4_000_000
-
-
-async def test_calls_that_are_put_off_count_and_fail_beyond_their_bound(room: Room, pool: Inflating) -> None:
-    room(0)
-    shared = Listener(SharedLimits())
-    limits = ServerLimits(max_unsent_bytes=0, max_buffered_bytes=2_000)
-    server, client = served(0, limits=limits, inflating=pool, listener=shared)
-    body = grpc_message(bytes(100_000), compress=True)
-    _, put_off, refused = (client.request(raw=body, extra=GZIPPED) for _ in range(3))
-    await client.exchange()
-    await until(lambda: server.calls)
-    server.calls[0].reply(b"an answer that is not taken")
-    await inflated(pool)
-    assert 1_000 < shared.arriving.held_bytes == server.connection.arriving_bytes < 2_000
-    await client.exchange()
-    assert "grpc-status" not in client.status(put_off)
-    assert client.status(refused)["grpc-status"] == "8"
 
 
 def test_no_memory_is_the_clients_to_know(monkeypatch: pytest.MonkeyPatch) -> None:

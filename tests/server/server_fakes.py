@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -274,3 +275,20 @@ def running_grpc(servable: FakeServable | None = None, **flags: Any) -> Iterator
     finally:
         thread.call(server.close)
         thread.close()
+
+
+class RecordedCall(GrpcCall):
+    """A call without a connection, which remembers every answer, a second one too."""
+
+    answered: Any = property(lambda _: False, lambda _, value: None)
+
+    def __init__(self, path: str, message: bytes) -> None:
+        super().__init__(self, 1, SimpleNamespace(path=path, metadata=()), None)  # type: ignore[arg-type]
+        self.message = message
+        self.answers: list[tuple[str, Any]] = []
+
+    def send_reply(self, _call: GrpcCall, message: bytes) -> None:
+        self.answers.append(("OK", message))
+
+    def send_failure(self, _call: Any, code: str, message: str) -> None:
+        self.answers.append((code, message))

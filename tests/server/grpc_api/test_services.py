@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -39,6 +38,7 @@ from tests.server.server_fakes import (
     HALF_PLUS_TWO,
     FakeModels,
     FakeServable,
+    RecordedCall,
     RunningGrpc,
     half_plus_two,
     running_grpc,
@@ -184,17 +184,11 @@ def test_refused_requests_leave_nothing_behind(server: RunningGrpc) -> None:
     alive: list[weakref.ref[Any]] = []
     message = encode_predict_request("m", "", {"x": np.zeros(16, np.float32)}, output_filter=("z",))
 
-    class Call(SimpleNamespace):
-        __hash__ = object.__hash__
-
-        def fail(self, code: str, _message: str) -> None:
-            self.ended = code
-
     def refuse() -> str:
-        call = Call(head=SimpleNamespace(path=PREDICT), deadline_ns=None, cancelled=False, message=message)
+        call = RecordedCall(PREDICT, message)
+        server.dispatch(call)
         alive.append(weakref.ref(call))
-        server.dispatch(call)  # type: ignore[arg-type]
-        return str(call.ended)
+        return str(call.answers[0][0])
 
     assert {server.thread.call(refuse) for _ in range(20)} == {"INVALID_ARGUMENT"}
     gc.collect()

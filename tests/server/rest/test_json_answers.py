@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.text_format import Parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from batchtune.server.rest.json.predict_request import (
     parse_examples,
     regression_answer,
 )
+from batchtune.server.rest.json.values import debug_text
 from batchtune.wire.status import StatusError
 from batchtune.wire.tfserving.messages import ClassificationResult, RegressionResult
 
@@ -34,56 +36,60 @@ def by_column(**outputs: NDArray[Any]) -> str:
     return predict_answer(outputs, row_format=False).decode()
 
 
+ROW = '{\n    "predictions": %s\n}'
+COLUMN = '{\n    "outputs": %s\n}'
+STRINGS = array([[b"a", "é\n".encode()]], object)
+NOT_FINITE = array([[math.nan, 1.5], [math.inf, -math.inf]])
+
+
 def test_one_output_by_row_is_a_list_on_one_line() -> None:
-    assert by_row(y=array([[2.5, 3], [3.5, 4]])) == (
-        '{\n    "predictions": [[2.5, 3.0], [3.5, 4.0]\n    ]\n}'
-    )
-    assert by_row(y=array([2.5, 3, 4.5])) == '{\n    "predictions": [2.5, 3.0, 4.5\n    ]\n}'
-    assert by_row(y=array([[[1], [2]]], np.int64)) == '{\n    "predictions": [[[1], [2]]\n    ]\n}'
+    assert by_row(y=array([[2.5, 3], [3.5, 4]])) == ROW % "[[2.5, 3.0], [3.5, 4.0]\n    ]"
+    assert by_row(y=array([2.5, 3, 4.5])) == ROW % "[2.5, 3.0, 4.5\n    ]"
+    assert by_row(y=array([[[1], [2]]], np.int64)) == ROW % "[[[1], [2]]\n    ]"
+    assert by_row(y=NOT_FINITE) == ROW % "[[NaN, 1.5], [Infinity, -Infinity]\n    ]"
 
 
 def test_several_outputs_by_row_are_objects() -> None:
-    assert by_row(a=array([1.5, 2]), b=array([[1, 2], [3, 4]], np.int32)) == (
-        '{\n    "predictions": [\n        {\n            "a": 1.5,\n            "b": [1, 2]\n        },\n'
-        '        {\n            "a": 2.0,\n            "b": [3, 4]\n        }\n    ]\n}'
+    assert by_row(a=array([1.5, math.inf]), b=array([[1, 2], [3, 4]], np.int32)) == ROW % (
+        '[\n        {\n            "a": 1.5,\n            "b": [1, 2]\n        },\n'
+        '        {\n            "a": Infinity,\n            "b": [3, 4]\n        }\n    ]'
     )
 
 
 def test_columns_have_one_value_per_line() -> None:
-    assert by_column(y=array([[1, 2]])) == (
-        '{\n    "outputs": [\n        [\n            1.0,\n            2.0\n        ]\n    ]\n}'
+    assert by_column(y=array([[1, math.nan]])) == COLUMN % (
+        "[\n        [\n            1.0,\n            NaN\n        ]\n    ]"
     )
-    assert by_column(y=array(1.5)) == '{\n    "outputs": 1.5\n}'
-    assert by_column(a=array([True], bool), b=array([], np.int8)) == (
-        '{\n    "outputs": {\n        "a": [\n            true\n        ],\n        "b": []\n    }\n}'
+    assert by_column(y=array(1.5)) == COLUMN % "1.5"
+    assert by_column(y=array(math.nan)) == COLUMN % "NaN"
+    assert by_column(a=array([True], bool), b=array([], np.int8)) == COLUMN % (
+        '{\n        "a": [\n            true\n        ],\n        "b": []\n    }'
     )
 
 
-def test_no_rows_give_an_empty_list() -> None:
-    assert json.loads(by_row(y=np.empty((0, 2), np.float32))) == {"predictions": []}
-    assert json.loads(by_row(a=np.empty(0, np.float32), b=np.empty((0, 3), np.int32))) == {"predictions": []}
+@pytest.mark.parametrize(
+    ("outputs", "predictions"),
+    [
+        ({"y": np.empty((0, 2), np.float32)}, []),
+        ({"a": np.empty(0, np.float32), "b": np.empty((0, 3), np.int32)}, []),
+        ({"y": STRINGS}, [["a", "é\n"]]),
+        ({"y_bytes": STRINGS}, [[{"b64": "YQ=="}, {"b64": "w6kK"}]]),
+        ({"y": array([b"\xff"], object)}, ["�"]),
+        ({"y": np.arange(12, dtype=np.float64).reshape(3, 4)[1:3, ::2]}, [[4, 6], [8, 10]]),
+    ],
+    ids=["no rows", "no rows of two", "text", "base64", "no text", "slices"],
+)
+def test_rows_read_back(outputs: dict[str, NDArray[Any]], predictions: Any) -> None:
+    assert json.loads(by_row(**outputs)) == {"predictions": predictions}
 
 
-def test_strings_are_text_or_base64_by_the_outputs_name() -> None:
-    strings = array([[b"a", "é\n".encode()]], object)
-    assert json.loads(by_row(y=strings)) == {"predictions": [["a", "é\n"]]}
-    assert json.loads(by_row(y_bytes=strings)) == {"predictions": [[{"b64": "YQ=="}, {"b64": "w6kK"}]]}
+def test_strings_by_column_are_text_or_base64_by_the_outputs_name() -> None:
     assert json.loads(by_column(y_bytes=array(b"a", object))) == {"outputs": {"b64": "YQ=="}}
-    assert json.loads(by_column(y=strings, z=array([1]))) == {"outputs": {"y": [["a", "é\n"]], "z": [1.0]}}
-    assert json.loads(by_row(y=array([b"\xff"], object))) == {"predictions": ["�"]}
+    assert json.loads(by_column(y=STRINGS, z=array([1]))) == {"outputs": {"y": [["a", "é\n"]], "z": [1.0]}}
 
 
-def test_numbers_that_are_not_finite_are_bare_names() -> None:
-    values = array([[math.nan, 1.5], [math.inf, -math.inf]])
-    assert by_row(y=values) == '{\n    "predictions": [[NaN, 1.5], [Infinity, -Infinity]\n    ]\n}'
-    assert "NaN,\n" in by_column(y=values)
-    assert "-Infinity" in by_row(a=values, b=array([1, 2]))
-    assert by_column(y=array(math.nan)) == '{\n    "outputs": NaN\n}'
-
-
-def test_slices_of_a_batch_are_written_like_arrays_of_their_own() -> None:
-    batch = np.arange(12, dtype=np.float64).reshape(3, 4)
-    assert json.loads(by_row(y=batch[1:3, ::2])) == {"predictions": [[4, 6], [8, 10]]}
+NO_JSON = "Failed to write JSON value for tensor type:"
+UNEVEN = {"a": array([1, 2]), "b": array([1])}
 
 
 @pytest.mark.parametrize(
@@ -91,19 +97,13 @@ def test_slices_of_a_batch_are_written_like_arrays_of_their_own() -> None:
     [
         ({}, True, "Cannot convert empty tensor map to JSON"),
         ({"y": array(1.0)}, True, "Tensor name: y has no shape information "),
-        (
-            {"a": array([1, 2]), "b": array([1])},
-            True,
-            "Tensor name: b has inconsistent batch size: 1 expecting: 2",
-        ),
-        ({"y": array([1], np.float16)}, True, "Failed to write JSON value for tensor type: half"),
-        ({"y": array([1], np.complex64)}, False, "Failed to write JSON value for tensor type: complex64"),
-        ({"y": array([1], np.uint16)}, False, "Failed to write JSON value for tensor type: uint16"),
+        (UNEVEN, True, "Tensor name: b has inconsistent batch size: 1 expecting: 2"),
+        ({"y": array([1], np.float16)}, True, f"{NO_JSON} half"),
+        ({"y": array([1], np.complex64)}, False, f"{NO_JSON} complex64"),
+        ({"y": array([1], np.uint16)}, False, f"{NO_JSON} uint16"),
     ],
 )
-def test_outputs_without_json_are_refused(
-    outputs: dict[str, NDArray[Any]], row_format: bool, text: str
-) -> None:
+def test_outputs_without_json_are_refused(outputs: Any, row_format: bool, text: str) -> None:
     with pytest.raises(StatusError) as caught:
         predict_answer(outputs, row_format=row_format)
     assert (caught.value.code, caught.value.message) == ("INVALID_ARGUMENT", text)
@@ -149,15 +149,13 @@ def test_errors_are_json_whatever_the_message() -> None:
 
 
 def test_classifications_and_regressions_are_under_results() -> None:
-    result = ClassificationResult()
-    for row in ((("a", 0.1), ("b", 0.9)), (("c", 1.0),)):
-        entry = result.classifications.add()
-        for label, score in row:
-            entry.classes.add(label=label, score=score)
+    result = Parse(
+        'classifications { classes { label: "a" score: 0.1 } classes { label: "b" score: 0.9 } } '
+        'classifications { classes { label: "c" score: 1 } }',
+        ClassificationResult(),
+    )
     assert json.loads(classification_answer(result)) == {"results": [[["a", 0.1], ["b", 0.9]], [["c", 1.0]]]}
-    values = RegressionResult()
-    for value in (0.1, math.inf):
-        values.regressions.add(value=value)
+    values = Parse("regressions { value: 0.1 } regressions { value: inf }", RegressionResult())
     assert regression_answer(values) == b'{\n    "results": [0.1, Infinity]\n}'
     with pytest.raises(StatusError, match="Cannot convert empty ClassificationResults to JSON"):
         classification_answer(ClassificationResult())
@@ -183,30 +181,32 @@ def test_examples_carry_lists_of_one_kind() -> None:
     assert len(parse_examples(b'{"examples": [{}]}')[1].example_list.examples) == 1
 
 
+UNEXPECTED = "Feature: n has element with unexpected JSON type:"
+MIXED = "Unexpected element type in feature: n expecting type:"
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("{}", "JSON Value: {} When method is classify, key 'examples' is expected and was not found"),
-        (
-            '{"examples": 1}',
-            "JSON Value: {\n    \"examples\": 1\n} Expecting 'examples' value to be an list/array",
-        ),
-        ('{"examples": []}', "JSON Value: {\n    \"examples\": []\n} 'examples' value is an empty array"),
+        ("{}", "JSON Value: $ When method is classify, key 'examples' is expected and was not found"),
+        ('{"examples": 1}', "JSON Value: $ Expecting 'examples' value to be an list/array"),
+        ('{"examples": []}', "JSON Value: $ 'examples' value is an empty array"),
         ('{"examples": [1]}', "Example must be JSON object but got JSON Number"),
         ('{"context": [], "examples": [{}]}', "Example must be JSON object but got JSON Array"),
-        ('{"examples": [{"n": null}]}', "Feature: n has element with unexpected JSON type: Null"),
-        ('{"examples": [{"n": {"a": 1}}]}', "Feature: n has element with unexpected JSON type: Object"),
-        ('{"examples": [{"n": [[1]]}]}', "Feature: n has element with unexpected JSON type: Array"),
-        ('{"examples": [{"n": [1, 1.5]}]}', "Unexpected element type in feature: n expecting type: int64"),
-        ('{"examples": [{"n": ["a", 1]}]}', "Unexpected element type in feature: n expecting type: bytes"),
-        ('{"examples": [{"n": [1.5, "a"]}]}', "Unexpected element type in feature: n expecting type: float"),
+        ('{"examples": [{"n": null}]}', f"{UNEXPECTED} Null"),
+        ('{"examples": [{"n": {"a": 1}}]}', f"{UNEXPECTED} Object"),
+        ('{"examples": [{"n": [[1]]}]}', f"{UNEXPECTED} Array"),
+        ('{"examples": [{"n": [1, 1.5]}]}', f"{MIXED} int64"),
+        ('{"examples": [{"n": ["a", 1]}]}', f"{MIXED} bytes"),
+        ('{"examples": [{"n": [1.5, "a"]}]}', f"{MIXED} float"),
         (
-            '{"examples": [{"n": 9223372036854775808}]}',
+            f'{{"examples": [{{"n": {1 << 63}}}]}}',
             "Feature: n has uint64_t element. Only int64_t is supported.",
         ),
     ],
 )
 def test_malformed_examples_are_refused_in_the_references_words(body: str, text: str) -> None:
+    """In which $ stands for the body."""
     with pytest.raises(StatusError) as caught:
         parse_examples(body.encode())
-    assert caught.value.message == text
+    assert caught.value.message == text.replace("$", debug_text(json.loads(body)))

@@ -56,6 +56,8 @@ def complaint(body: bytes) -> str:
         (b'{"a":[1,2}\\ud800', "Missing a comma or ']' after an array element. at offset: 9"),
         (rb'{"a":"\ud800"}', "The surrogate pair in string is invalid. at offset: 6"),
         (rb'{"a":"\\\ud800"}', "The surrogate pair in string is invalid. at offset: 8"),
+        (rb'["\udc00"]', "The surrogate pair in string is invalid. at offset: 2"),
+        (b'{"a":[Inf,1e400]}', "Number too big to be stored in double. at offset: 10"),
         (b"[1e999]", "Number too big to be stored in double. at offset: 1"),
         (b'{"\xc3\xa9": 1e999}', "Number too big to be stored in double. at offset: 7"),
         (b'{"a": [NaN, "1e999", 1e999]}', "Number too big to be stored in double. at offset: 21"),
@@ -65,10 +67,6 @@ def complaint(body: bytes) -> str:
 )
 def test_complaints_name_the_byte(body: bytes, text: str) -> None:
     assert complaint(body) == text
-
-
-def test_a_number_too_big_is_refused_beside_a_bare_infinity() -> None:
-    assert complaint(b'{"a":[Inf,1e400]}').startswith("Number too big to be stored in double.")
 
 
 def test_a_body_is_complained_of_only_up_to_its_end() -> None:
@@ -125,10 +123,6 @@ def test_a_nest_of_any_depth_is_a_value_or_a_complaint() -> None:
                 assert not isinstance(value, str) or value.startswith("JSON Parse error: Nested too deeply.")
 
 
-def test_half_of_a_surrogate_pair_is_complained_of() -> None:
-    assert complaint(rb'["\udc00"]') == "The surrogate pair in string is invalid. at offset: 2"
-
-
 def test_types_have_rapidjsons_names() -> None:
     values = [None, False, True, {}, [], "x", 1, 1.5]
     names = ["Null", "False", "True", "Object", "Array", "String", "Number", "Number"]
@@ -149,22 +143,3 @@ Json = st.recursive(
 def test_everything_python_writes_is_read_back(value: Any) -> None:
     text = json.dumps(value)
     assert json.dumps(parse_json(text.encode())) == text
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    body=st.one_of(
-        st.binary(max_size=40), st.text(alphabet='{}[]":,\\u0dNaInf e1-', max_size=30).map(str.encode)
-    )
-)
-def test_any_bytes_give_a_value_or_a_complaint(body: bytes) -> None:
-    error = outcome(body)
-    assert error is None or error.message.startswith("JSON Parse error: ")
-
-
-def outcome(body: bytes) -> StatusError | None:
-    try:
-        debug_text(parse_json(body))
-    except StatusError as error:
-        return error
-    return None

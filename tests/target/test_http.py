@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from batchtune.archive.run import create_run, open_run, write_original
+from batchtune.archive.run import Run, create_run, open_run, write_original
 from batchtune.cli.session import beginning, not_put_back, put_back, run_restore, session
 from batchtune.errors import ScenarioError, ServerGoneError, TargetError, UsageError, WrongAnswerError
 from batchtune.load.answers import require_answer
@@ -105,6 +105,33 @@ def attached(url: str) -> Scenario:
         "until": {"url": f"{url}/parameters", "path": "app.size", "value": "{{size}}"},
     }
     return scenario(url=f"{url}/score", launch=None, set={"request": setting})
+
+
+def written(folder: Path, document: dict[str, Any]) -> Path:
+    """A scenario's file."""
+    file = folder / "s.yaml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return file
+
+
+def of_a_closed_loop(asked: Scenario, **more: Any) -> dict[str, Any]:
+    """The document of a short load of two clients, or of a comparison, which search nothing."""
+    load = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
+    document = asked.document() | {"objective": "throughput", "load": load, **more}
+    del document["search"], document["slo"]
+    return document
+
+
+def changed_and_left(asked: Scenario, run: Run, size: int = 8) -> None:
+    """What a process leaves that is killed in a trial of this size: the lock goes with it, as the kernel does."""
+    target = CommandTarget(asked.target)
+    target.attach(partial(write_original, run.path))
+    target.apply(asked.configuration({"max_batch_size": size, "batch_timeout_micros": 1000}))
+    target._claim.release()
+
+
+def kept_run(asked: Scenario, root: Path) -> Run:
+    return create_run(asked, format_scenario(asked), root=root)
 
 
 def test_variables_reach_a_launched_server_in_its_own_unit() -> None:
@@ -222,10 +249,9 @@ def test_a_wrong_app_ends_a_sweep_before_a_running_server_is_changed(
     tmp_path: Path, path: str, said: str
 ) -> None:
     with served(tmp_path, SIZE="3", CHANGES="1") as (url, process):
-        file = tmp_path / "s.yaml"
         document = attached(url).document()
         document["target"]["url"] = f"{url}{path}"
-        file.write_text(yaml.safe_dump(document))
+        file = written(tmp_path, document)
         done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
         assert process.running
     assert done.returncode == 7, done.stderr
@@ -253,10 +279,9 @@ def test_a_server_that_takes_no_parameters_is_told_once_and_nothing_is_to_be_res
     tmp_path: Path, environment: dict[str, str], path: str, said: str
 ) -> None:
     with served(tmp_path, **{"SIZE": "4", **environment}) as (url, _):
-        file = tmp_path / "s.yaml"
         document = attached(url).document()
         document["target"]["set"]["request"]["url"] = f"{url}{path}"
-        file.write_text(yaml.safe_dump(document))
+        file = written(tmp_path, document)
         done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert said in done.stderr
@@ -266,15 +291,10 @@ def test_a_server_that_takes_no_parameters_is_told_once_and_nothing_is_to_be_res
 
 def test_a_wrong_app_ends_a_comparison_before_a_running_server_is_changed(tmp_path: Path) -> None:
     with served(tmp_path, SIZE="3", CHANGES="1") as (url, process):
-        document = attached(url).document() | {
-            "objective": "throughput",
-            "load": {"arrivals": "closed", "concurrency": 2},
-        }
-        del document["search"], document["slo"]
+        variants = {name: {"fixed": {"size": size}} for name, size in (("a", 1), ("b", 8))}
+        document = of_a_closed_loop(attached(url), variants=variants)
         document["target"]["url"] = f"{url}/fails"
-        document["variants"] = {name: {"fixed": {"size": size}} for name, size in (("a", 1), ("b", 8))}
-        file = tmp_path / "s.yaml"
-        file.write_text(yaml.safe_dump(document))
+        file = written(tmp_path, document)
         done = answered("compare", file, "--results", tmp_path / "r", cwd=tmp_path)
         assert process.running
     assert done.returncode == 7, done.stderr
@@ -283,10 +303,9 @@ def test_a_wrong_app_ends_a_comparison_before_a_running_server_is_changed(tmp_pa
 
 
 def test_a_wrong_app_that_is_launched_ends_a_sweep_with_its_last_words(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
     setting = {"env": {"size": "SIZE", "wait": "WAIT", "mode": "MODE", "level": "LEVEL"}}
     asked = scenario(url="http://127.0.0.1:{port}/fails", set=setting)
-    file.write_text(yaml.safe_dump(asked.document() | {"fixed": {"level": 2}}))
+    file = written(tmp_path, asked.document() | {"fixed": {"level": 2}})
     done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
     assert "target.set: mode is neither searched nor fixed: the server uses its own value" in done.stderr
     assert done.returncode == 7, done.stderr
@@ -545,18 +564,7 @@ def test_a_place_that_nothing_holds_is_named_with_its_line(
     before = httpx.get(running).json()
     asked = changed_in_place(running, change={"limit.batch": "{{size}}", "app.wait": "{{wait}}"})
     name, *options = command
-    file = tmp_path / "s.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            asked.document()
-            | (
-                {}
-                if name == "sweep"
-                else {"load": {"arrivals": "closed", "concurrency": 2}, "objective": "throughput"}
-            ),
-            sort_keys=False,
-        )
-    )
+    file = written(tmp_path, asked.document() if name == "sweep" else of_a_closed_loop(asked))
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "limit.batch" in text)
     done = answered(name, file, *options, "--results", tmp_path / "r", cwd=tmp_path)
     assert done.returncode == 2
@@ -576,7 +584,7 @@ def test_a_place_that_the_file_cannot_hold_is_refused_before_it_is_written(
     running: str, tmp_path: Path, place: str, why: str, hint: str
 ) -> None:
     """Of a server that runs and of one that is launched, which is not."""
-    settings, file = tmp_path / "settings.json", tmp_path / "s.yaml"
+    settings = tmp_path / "settings.json"
     settings.write_text(text := '{"extra": {"size": 3}}')
     setting = {"file": {"path": str(settings), "change": {place: "{{size}}", "wait": "{{wait}}"}}}
     request = {"request": {"url": f"{running}/score", "body": {}}}
@@ -585,7 +593,7 @@ def test_a_place_that_the_file_cannot_hold_is_refused_before_it_is_written(
     with CommandTarget(attaching.target) as target, pytest.raises(ScenarioError) as told:
         target.attach()
     assert (told.value.message, told.value.hint) == (said, hint)
-    file.write_text(yaml.safe_dump(scenario(set=setting).document(), sort_keys=False))
+    file = written(tmp_path, scenario(set=setting).document())
     line = next(n for n, words in enumerate(file.read_text().splitlines(), 1) if place in words)
     done = answered("sweep", file, "--results", tmp_path / "r", cwd=tmp_path)
     assert done.returncode == 2
@@ -631,11 +639,7 @@ def test_a_settings_file_edited_after_a_kill_is_kept_beside_the_restored_one(
     }
     asked = scenario(url=f"{running}/score", launch=None, set=setting)
     for edited in (None, '{"size": 5}'):
-        run = create_run(asked, format_scenario(asked), root=tmp_path)
-        target = CommandTarget(asked.target)
-        target.attach(partial(write_original, run.path))
-        target.apply(asked.configuration({"max_batch_size": 8}))
-        target._claim.release()
+        changed_and_left(asked, run := kept_run(asked, tmp_path))
         file.write_text(edited or file.read_text())
         assert run_restore(run.path) == 0
         assert file.read_text() == '{"size": 3}'
@@ -644,16 +648,9 @@ def test_a_settings_file_edited_after_a_kill_is_kept_beside_the_restored_one(
         assert ("the edited file is copied to" in capsys.readouterr().err) == (edited is not None)
 
 
-def killed(asked: Scenario) -> None:
-    """A process that changes the server and is killed before it can put anything back."""
-    target = CommandTarget(asked.target)
-    target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
-    target._claim.release()  # as the kernel does
-
-
-def test_what_a_killed_sweep_left_is_never_taken_for_the_original(running: str) -> None:
+def test_what_a_killed_sweep_left_is_never_taken_for_the_original(running: str, tmp_path: Path) -> None:
     asked = attached(running)
-    killed(asked)
+    changed_and_left(asked, kept_run(asked, tmp_path))
     assert httpx.get(running).json()["app"]["size"] == 8
     said: list[str] = []
     with CommandTarget(asked.target, on_event=said.append) as target:
@@ -670,9 +667,11 @@ def set_by_hand(url: str, **parameters: float) -> dict[str, Any]:
     return dict(parameters)
 
 
-def test_what_somebody_set_after_a_killed_sweep_is_what_the_server_gets_back(running: str) -> None:
+def test_what_somebody_set_after_a_killed_sweep_is_what_the_server_gets_back(
+    running: str, tmp_path: Path
+) -> None:
     asked = attached(running)
-    killed(asked)
+    changed_and_left(asked, kept_run(asked, tmp_path))
     theirs = set_by_hand(running, size=12, wait=0.5)
     said: list[str] = []
     with CommandTarget(asked.target, on_event=said.append) as target:
@@ -719,10 +718,10 @@ def test_what_somebody_sets_under_a_load_is_noticed_before_the_same_configuratio
     assert sum("in place of the trial's parameters" in text for text in said) == 2
 
 
+@pytest.mark.slow
 def test_a_trial_under_which_somebody_changed_the_parameters_runs_again(tmp_path: Path) -> None:
     with served(tmp_path, SIZE="2", SEIZED="6") as (url, _):
-        file = tmp_path / "s.yaml"
-        file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
+        file = written(tmp_path, attached(url).document() | {"slo": {"p95": "500ms"}})
         done = answered("sweep", file, "--budget", "3s", "--results", tmp_path / "r", cwd=tmp_path)
         assert httpx.get(url).json()["app"]["size"] == 3
     assert "somebody else set size 3" in done.stderr
@@ -738,11 +737,7 @@ def test_restore_leaves_what_somebody_set_after_the_kill(
     running: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = attached(running)
-    run = create_run(asked, format_scenario(asked), root=tmp_path)
-    target = CommandTarget(asked.target)
-    target.attach(partial(write_original, run.path))
-    target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 1000}))
-    target._claim.release()
+    changed_and_left(asked, run := kept_run(asked, tmp_path))
     theirs = set_by_hand(running, size=12, wait=0.5)
     assert run_restore(run.path) == 0
     told = capsys.readouterr().err
@@ -755,12 +750,9 @@ def test_restore_leaves_what_somebody_set_after_the_kill(
 
 def test_restore_knows_the_trial_of_a_later_sweep_of_the_same_original(running: str, tmp_path: Path) -> None:
     asked = attached(running)
-    runs = [create_run(asked, format_scenario(asked), root=tmp_path) for _ in range(2)]
+    runs = [kept_run(asked, tmp_path) for _ in range(2)]
     for run, size in zip(runs, (8, 4), strict=True):
-        target = CommandTarget(asked.target)
-        target.attach(partial(write_original, run.path))
-        target.apply(asked.configuration({"max_batch_size": size, "batch_timeout_micros": 0}))
-        target._claim.release()
+        changed_and_left(asked, run, size)
     assert run_restore(runs[0].path) == 0
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
 
@@ -796,7 +788,7 @@ def test_an_original_that_the_server_no_longer_takes_can_be_discarded(
 ) -> None:
     with served(tmp_path, SIZE="9", MOST="8") as (url, _):
         asked = attached(url)
-        run = create_run(asked, format_scenario(asked), root=tmp_path)
+        run = kept_run(asked, tmp_path)
         target = CommandTarget(asked.target)
         target.attach(partial(write_original, run.path))
         target.apply(asked.configuration({"max_batch_size": 8, "batch_timeout_micros": 0}))
@@ -812,9 +804,9 @@ def test_an_original_that_the_server_no_longer_takes_can_be_discarded(
             assert target.attach() == {"size": 8, "wait": 0.0}
 
 
-def test_what_an_earlier_sweep_left_hides_no_error_of_this_one(running: str) -> None:
+def test_what_an_earlier_sweep_left_hides_no_error_of_this_one(running: str, tmp_path: Path) -> None:
     """`read` names a page by mistake: the parameters that are stored are not shown for its answer."""
-    killed(asked := attached(running))
+    changed_and_left(asked := attached(running), kept_run(asked, tmp_path))
     document = asked.document()
     document["target"]["set"]["request"]["read"] = f"{running}/text"
     wrong = parse_scenario(json.dumps(document), source="x")
@@ -855,36 +847,16 @@ def test_a_second_process_is_refused_while_the_first_changes_the_server(running:
         third.attach()
 
 
-def test_restore_puts_back_what_a_killed_run_kept(running: str, tmp_path: Path) -> None:
-    asked = attached(running)
-    run = create_run(asked, format_scenario(asked), root=tmp_path)
-    target = CommandTarget(asked.target)
-    target.attach(lambda original: write_original(run.path, original))
-    target.apply(asked.configuration({"max_batch_size": 8}))
-    target._claim.release()
-    assert httpx.get(running).json()["app"]["size"] == 8
-    assert run_restore(run.path) == 0
-    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
-
-
 def test_a_load_is_told_what_a_killed_sweep_left_and_what_restores_it(running: str, tmp_path: Path) -> None:
     asked = attached(running)
-    run = create_run(asked, format_scenario(asked), root=tmp_path / "r")
-    target = CommandTarget(asked.target)
-    target.attach(partial(write_original, run.path))
-    target.apply(asked.configuration({"max_batch_size": 8}))
-    target._claim.release()
-    file = tmp_path / "as-it-is.yaml"
-    load = {"arrivals": "closed", "concurrency": 1, "duration": "200ms", "warm_up": "100ms"}
-    loaded = asked.document() | {"objective": "throughput", "load": load}
-    del loaded["search"], loaded["slo"]
-    file.write_text(yaml.safe_dump(loaded))
-    words = ("load", file, "--no-save", "-q")
+    changed_and_left(asked, run := kept_run(asked, tmp_path / "r"))
+    words = ("load", written(tmp_path, of_a_closed_loop(asked)), "--no-save", "-q")
     left = answered(*words, cwd=tmp_path).stderr
     assert f"note: an earlier sweep of score at {running} ({run.path}) did not restore it" in left
     assert f"`batchtune restore {run.path}` restores it" in left
     assert httpx.get(running).json()["app"]["size"] == 8
     assert run_restore(run.path) == 0
+    assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
     assert "earlier sweep" not in answered(*words, cwd=tmp_path).stderr
 
 
@@ -894,11 +866,8 @@ def test_the_run_that_changed_the_server_is_named_by_a_later_one_that_cannot_put
     said: list[str] = []
     with served(tmp_path, CHANGES="2") as (url, process):
         asked = attached(url)
-        first, later, last = (create_run(asked, format_scenario(asked), root=tmp_path) for _ in range(3))
-        target = CommandTarget(asked.target)
-        target.attach(partial(write_original, first.path))
-        target.apply(asked.configuration({"max_batch_size": 8}))
-        target._claim.release()
+        first, later, last = (kept_run(asked, tmp_path) for _ in range(3))
+        changed_and_left(asked, first)
         target = CommandTarget(asked.target, on_event=said.append)
         target.attach(partial(write_original, later.path))
         assert str(first.path) in said[0]
@@ -949,19 +918,11 @@ def test_what_the_server_has_now_is_the_first_that_is_compared(running: str) -> 
 def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothing(
     running: str, tmp_path: Path
 ) -> None:
-    fixed = scenario().document() | {"fixed": {"size": 8, "wait": 0.001}, "objective": "throughput"}
-    del fixed["search"], fixed["slo"]
-    fixed["load"] = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(fixed))
+    file = written(tmp_path, of_a_closed_loop(scenario(), fixed={"size": 8, "wait": 0.001}))
     done = json.loads(answered("load", file, "--json", cwd=tmp_path).stdout)
     batching = {"size": 8, "wait": 0.001}
     assert done["points"][0]["configuration"]["batching"] == batching
-
-    as_found = attached(running).document() | {"objective": "throughput", "load": fixed["load"]}
-    del as_found["search"], as_found["slo"]
-    file.write_text(yaml.safe_dump(as_found))
-    done = answered("load", file, "--json", cwd=tmp_path)
+    done = answered("load", written(tmp_path, of_a_closed_loop(attached(running))), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "before" not in done.stderr
     assert httpx.get(running).json() == {"app": {"size": 1, "wait": 0.0}}
@@ -971,15 +932,8 @@ def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothin
 def test_a_comparison_gives_a_running_server_each_variant_and_puts_back_what_it_had(
     running: str, tmp_path: Path
 ) -> None:
-    asked = attached(running).document() | {"objective": "throughput"}
-    del asked["search"], asked["slo"]
-    asked["load"] = {"arrivals": "closed", "concurrency": 2, "duration": "200ms", "warm_up": "100ms"}
-    asked["variants"] = {
-        "small": {"fixed": {"size": 2, "wait": 0}},
-        "large": {"fixed": {"size": 8, "wait": 0}},
-    }
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(asked))
+    variants = {name: {"fixed": {"size": size, "wait": 0}} for name, size in (("small", 2), ("large", 8))}
+    file = written(tmp_path, of_a_closed_loop(attached(running), variants=variants))
     done = answered("compare", file, "--blocks", "2", "--json", cwd=tmp_path)
     assert done.returncode in (0, 5, 6), done.stderr  # 6: the host was not quiet
     labels = {variant["configuration"]["batching"]["size"] for variant in json.loads(done.stdout)["variants"]}
@@ -997,9 +951,7 @@ def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
         running, change={"size": "{{size}}", "wait": "{{wait}}"}, body={"ignored": "{{changed}}"}
     ).document()
     asked["search"] = {"space": {"size": [8, 64], "wait": [0, 0.002]}}
-    file = tmp_path / "s.yaml"
-    file.write_text(yaml.safe_dump(asked))
-    done = answered("sweep", file, "--budget", "30s", cwd=tmp_path)
+    done = answered("sweep", written(tmp_path, asked), "--budget", "30s", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert "only what the server had before could be measured" in done.stderr
     assert f"size is {size} after it, not " in done.stderr
@@ -1061,8 +1013,7 @@ def test_a_running_server_that_returns_gets_its_parameters_again(tmp_path: Path)
 
 def swept(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A sweep of the app that runs there, with a limit that it keeps; its runs are in the folder `r`."""
-    file = folder / "s.yaml"
-    file.write_text(yaml.safe_dump(attached(url).document() | {"slo": {"p95": "500ms"}}))
+    file = written(folder, attached(url).document() | {"slo": {"p95": "500ms"}})
     return answered("sweep", file, "--budget", "20s", "--results", folder / "r", cwd=folder)
 
 
@@ -1090,6 +1041,7 @@ def test_the_trial_under_whose_load_a_server_ended_is_run_again_when_the_sweep_g
     assert answered("runs", "--results", tmp_path / "r", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

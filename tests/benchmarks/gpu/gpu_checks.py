@@ -41,8 +41,8 @@ SECTIONS = {
     "server_share": ("gpu_served.server_share", 75),
     "text_recognition": ("gpu_served.text_recognition", 110),
     "imdb": ("gpu_served.imdb", 85),
-    "search": ("gpu_search.search", 110),
-    "resnet50": ("gpu_search.rule_against_search", 100),
+    "search": ("gpu_served.search", 110),
+    "resnet50": ("gpu_served.rule_against_search", 100),
 }
 LIMIT_S = 520
 LEAST_S = 15

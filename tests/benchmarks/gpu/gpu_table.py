@@ -51,7 +51,7 @@ def server_share(rows: dict[str, Any]) -> Iterator[str]:
         for threads, found in one["threads"].items():
             share = found["share_of_model"]
             bar = " (met)" if share is not None and share >= SHARE else ""
-            gpu = [f", {key} {number(value)}" for key, value in found.items() if "gpu" in key]
+            gpu = [f", {key} {number(value)}" for key, value in found.items() if "gpu" in key and value]
             yield (
                 f"{name:<18} batches of {one['size']}, {threads} threads, {one['clients']} clients: "
                 f"{loaded(found)}; {number(share)} of the model alone{bar}{''.join(gpu)}"

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from batchtune.batching.parameters import Configuration
 from batchtune.load.fleet import LiveAggregate, LoadJob
-from batchtune.load.samples import Samples, Status, Streams
+from batchtune.load.samples import NEVER_NS, Samples, Status, Streams
 from batchtune.scenario.arrivals import ClosedLoop, Schedule
 from batchtune.scenario.prompts import build_prompts
 from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.server.emulated_llm import OUT_OF_MEMORY, Device, Scheduler, Sequence
 from batchtune.target.endpoint import Endpoint
-from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommend import Recommendation, recommend
 from batchtune.tune.bench import Bench
 from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes
@@ -105,22 +105,20 @@ def play(
             if loop and sequence.produced >= sequence.output:
                 heapq.heappush(to_come, now_s)  # type: ignore[arg-type]
     wanted = [lengths[number % len(lengths)][1] for number in range(len(due))]
+    ended = zip(instants, wanted, strict=True)
     gaps = [np.diff(own) for own in instants]
     return Played(
         due_s=np.array(due),
         first_s=np.array([own[0] if own else math.inf for own in instants]),
-        done_s=np.array(
-            [
-                own[-1] if len(own) == output else math.inf
-                for own, output in zip(instants, wanted, strict=True)
-            ]
-        ),
-        gap_p99_s=np.array(
-            [np.sort(own)[math.ceil(0.99 * len(own)) - 1] if len(own) else 0.0 for own in gaps]
-        ),
+        done_s=np.array([own[-1] if len(own) == output else math.inf for own, output in ended]),
+        gap_p99_s=np.array([_p99_s(own) for own in gaps]),
         gaps_s=np.concatenate([*gaps, np.zeros(0)]),
         gap_ended_s=np.concatenate([*(np.array(own[1:]) for own in instants), np.zeros(0)]),
     )
+
+
+def _p99_s(gaps_s: NDArray[np.float64]) -> float:
+    return float(np.sort(gaps_s)[math.ceil(0.99 * len(gaps_s)) - 1]) if len(gaps_s) else 0.0
 
 
 class VirtualTarget(FakeTarget):
@@ -139,12 +137,9 @@ class VirtualTarget(FakeTarget):
         if configuration == self.in_force and self.running:
             return super().apply(configuration)
         self.running = False
-        if kv_tokens(configuration) < 1:
-            self.refuses = lambda _configuration: (
-                f"the server exited with 1; its last words:\n  {OUT_OF_MEMORY}"
-            )
-        else:
-            self.refuses = lambda _configuration: None
+        fits = kv_tokens(configuration) >= 1
+        words = f"the server exited with 1; its last words:\n  {OUT_OF_MEMORY}"
+        self.refuses = lambda _configuration: None if fits else words
         self.clock.sleep(APPLY_S)
         return super().apply(configuration)
 
@@ -185,14 +180,36 @@ class VirtualFleet:
                 if should_stop(_live(played, float(now_s), late_s)):
                     stopped_s, gives_up_s = float(now_s), float(now_s) + 1.0
                     break
-        sent = (
-            played.due_s < stopped_s if stopped_s < arrivals.duration_s else np.ones(len(played.due_s), bool)
-        )
-        done = sent & (played.done_s <= gives_up_s)
-        wall_s = gives_up_s if not done[sent].all() else float(played.done_s[sent].max(initial=stopped_s))
-        self._target.clock.sleep(max(wall_s, stopped_s))
-        return _samples(
-            job, played, sent, done, wall_s=max(wall_s, stopped_s), stopped=stopped_s < arrivals.duration_s
+        stopped = stopped_s < arrivals.duration_s
+        sent = played.due_s < (stopped_s if stopped else math.inf)
+        done_s = played.done_s[sent]
+        done = done_s <= gives_up_s
+        wall_s = max(gives_up_s if not done.all() else float(done_s.max(initial=0.0)), stopped_s)
+        self._target.clock.sleep(wall_s)
+        due_ns, ones = _ns(played.due_s[sent]), np.ones(int(sent.sum()), dtype=np.int64)
+        ended = played.gap_ended_s <= wall_s
+        return Samples(
+            due_ns=due_ns,
+            sent_ns=due_ns,
+            first_byte_ns=_ns(np.minimum(played.first_s[sent], 1e6)),
+            done_ns=np.where(done, _ns(np.where(done, done_s, 0.0)), NEVER_NS),
+            connection_wait_ns=0 * ones,
+            status=np.where(done, Status.OK, Status.UNFINISHED).astype(np.uint8),
+            rows=ones.astype(np.int32),
+            started_ns=0,
+            wall_s=wall_s,
+            client_cpu_s=1e-5 * len(ones),
+            client_cores=1,
+            concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
+            offered_rps=arrivals.offered_rps if isinstance(arrivals, Schedule) else None,
+            stopped_early=stopped,
+            streams=Streams(
+                prompt_tokens=ones,
+                output_tokens=ones,
+                gap_p99_ns=_ns(played.gap_p99_s[sent]),
+                gaps_ns=_ns(played.gaps_s[ended]),
+                gap_ended_ns=_ns(played.gap_ended_s[ended]),
+            ),
         )
 
 
@@ -212,43 +229,6 @@ def _live(played: Played, now_s: float, late_s: float) -> LiveAggregate:
         p95_s=0.0,
         in_flight=int(sent.sum() - done.sum()),
         overdue=int((late & ~done[sent]).sum()),
-    )
-
-
-def _samples(
-    job: LoadJob,
-    played: Played,
-    sent: NDArray[np.bool_],
-    done: NDArray[np.bool_],
-    *,
-    wall_s: float,
-    stopped: bool,
-) -> Samples:
-    count, arrivals = int(sent.sum()), job.arrivals
-    due_ns = _ns(played.due_s[sent])
-    ended = played.gap_ended_s <= wall_s
-    return Samples(
-        due_ns=due_ns,
-        sent_ns=due_ns,
-        first_byte_ns=_ns(np.minimum(played.first_s[sent], 1e6)),
-        done_ns=np.where(done[sent], _ns(np.where(done[sent], played.done_s[sent], 0.0)), -1),
-        connection_wait_ns=np.zeros(count, dtype=np.int64),
-        status=np.where(done[sent], Status.OK, Status.UNFINISHED).astype(np.uint8),
-        rows=np.ones(count, dtype=np.int32),
-        started_ns=0,
-        wall_s=wall_s,
-        client_cpu_s=1e-5 * count,
-        client_cores=1,
-        concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
-        offered_rps=arrivals.offered_rps if isinstance(arrivals, Schedule) else None,
-        stopped_early=stopped,
-        streams=Streams(
-            prompt_tokens=np.ones(count, dtype=np.int64),
-            output_tokens=np.ones(count, dtype=np.int64),
-            gap_p99_ns=_ns(played.gap_p99_s[sent]),
-            gaps_ns=_ns(played.gaps_s[ended]),
-            gap_ended_ns=_ns(played.gap_ended_s[ended]),
-        ),
     )
 
 
@@ -285,10 +265,8 @@ def exact_rps(
     return low
 
 
-def sweep(
-    scenario: Scenario, *, seed: int, slower_sd: float
-) -> tuple[Configuration, float, bool, int, float]:
-    """The recommendation, what is stated of it, whether that is established, how often memory ran out, and seconds."""
+def sweep(scenario: Scenario, *, seed: int, slower_sd: float) -> tuple[Recommendation, int, float]:
+    """The answer, how often memory ran out, and seconds."""
     load = scenario.load.model_copy(update={"seed": 1000 + seed})
     scenario = scenario.model_copy(update={"load": load})
     clock = FakeClock()
@@ -296,10 +274,8 @@ def sweep(
     fleet = VirtualFleet(target, seed=seed, slower_sd=slower_sd)
     bench = Bench(scenario, target, fleet, on_live=lambda _plan, _live: None, now_s=clock, sleep=clock.sleep)
     trials = [done.trial for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=clock)]
-    answer = recommend(trials, scenario=scenario, search=None)
-    stated = 0.0 if answer.capacity is None else answer.capacity.likely_rps
     ran_out = sum(out_of_memory(trial) is not None for trial in trials)
-    return answer.configuration, stated, answer.established, ran_out, clock() - FakeClock.now_s
+    return recommend(trials, scenario=scenario, search=None), ran_out, clock() - FakeClock.now_s
 
 
 def main() -> None:
@@ -314,32 +290,27 @@ def main() -> None:
 
 def judge(options: argparse.Namespace) -> None:
     scenario = read_scenario(SCENARIO, overrides=[f"search.budget.time={options.budget:g}s"])
-    contenders = Contenders(scenario).whole(10_000)
-    coarse = {
-        c.configuration: exact_rps(c.configuration, scenario, requests=800, within=1.1) for c in contenders
-    }
-    likely = sorted(coarse, key=coarse.__getitem__)[-4:]
-    exact = {configuration: exact_rps(configuration, scenario) for configuration in likely}
+    space = [contender.configuration for contender in Contenders(scenario).whole(10_000)]
+    coarse = {one: exact_rps(one, scenario, requests=800, within=1.1) for one in space}
+    exact = {one: exact_rps(one, scenario) for one in sorted(coarse, key=coarse.__getitem__)[-4:]}
     best = max(exact, key=exact.__getitem__)
-    print(
-        f"best: {best.label()}, {exact[best]:.0f}/s exactly; {sum(v == 0 for v in coarse.values())} of {len(coarse)} run out of memory"
-    )
-    near_best, near_own, few = 0, 0, 0
+    ran_out = sum(rate == 0 for rate in coarse.values())
+    print(f"best: {best.label()}, {exact[best]:.0f}/s exactly; {ran_out} of {len(coarse)} run out of memory")
+    held = np.zeros(3, int)
     for seed in range(options.sweeps):
-        chosen, stated, established, ran_out, seconds = sweep(scenario, seed=seed, slower_sd=options.slower)
+        answer, ran_out, seconds = sweep(scenario, seed=seed, slower_sd=options.slower)
+        chosen, stated = answer.configuration, 0.0 if answer.capacity is None else answer.capacity.likely_rps
         if chosen not in exact:
             exact[chosen] = exact_rps(chosen, scenario)
-        near_best += exact[chosen] >= 0.95 * exact[best]
-        near_own += abs(stated / exact[chosen] - 1.0) <= 0.05
-        few += ran_out <= 2
+        share, own = exact[chosen] / exact[best], stated / exact[chosen]
+        held += np.array([share >= 0.95, abs(own - 1.0) <= 0.05, ran_out <= 2])
         print(
-            f"{seed:2}: {chosen.label()}: {stated:.0f}/s stated, {exact[chosen]:.0f}/s exactly ({exact[chosen] / exact[best]:.1%} of "
-            f"the best), {'established' if established else 'not established'}, out of memory {ran_out} ×, {seconds:.0f} s",
+            f"{seed:2}: {chosen.label()}: {stated:.0f}/s stated, {own:.1%} of what it can do, which is {share:.1%} of the "
+            f"best, {'' if answer.established else 'not '}established, out of memory {ran_out} ×, {seconds:.0f} s",
             flush=True,
         )
-    print(
-        f"of {options.sweeps}: {near_best} within 5 % of the best, {near_own} stated within 5 % of their own, {few} out of memory twice at most"
-    )
+    words = "within 5 % of the best", "stated within 5 % of their own", "out of memory twice at most"
+    print(f"of {options.sweeps}: {', '.join(map('{} {}'.format, held, words))}")
 
 
 if __name__ == "__main__":

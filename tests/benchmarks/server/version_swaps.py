@@ -55,18 +55,14 @@ NO_TIMEOUT = "--rest_api_timeout_in_ms=600000"
 """A machine that pauses both server and clients is not to make answers fail."""
 _POLL_S = 0.03
 _QUEUE = {"max_enqueued_batches": 100_000}
+_STREAMING = {"batch_scheduler": "streaming", "num_batch_threads": 64}
+"""It refuses a batch for which no thread is free: one for each client."""
 TUNED: dict[bool, list[dict[str, Any]]] = {
     True: [
         {**_QUEUE, "batch_scheduler": "shared", "max_batch_size": 16, "num_batch_threads": 2},
         {**_QUEUE, "max_batch_size": 8, "batch_timeout_micros": 2000, "num_batch_threads": 1},
         {**_QUEUE, "batch_scheduler": "shared", "max_batch_size": 32, "num_batch_threads": 4},
-        # The streaming scheduler refuses a batch for which no thread is free: one for each client.
-        {
-            "batch_scheduler": "streaming",
-            "max_batch_size": 4,
-            "batch_timeout_micros": 1000,
-            "num_batch_threads": 64,
-        },
+        {**_STREAMING, "max_batch_size": 4, "batch_timeout_micros": 1000},
         {"enable_batching": False},
     ],
     False: [{"enable_batching": False}],

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -106,26 +107,16 @@ def test_curl_gets_the_scores_of_the_saved_model(
     np.testing.assert_allclose(np.array(scores), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_server_counts_the_batches_it_ran(target: TfServingTarget, tokens: np.ndarray) -> None:
-    import httpx
-
+def test_the_server_counts_the_batches_it_ran_and_refuses_more_than_max_batch_size(
+    target: TfServingTarget, tokens: np.ndarray
+) -> None:
     before = target.counters()
     url = f"{target.endpoint.rest_url}/v1/models/imdb_transformer:predict"
     httpx.post(url, json={"instances": tokens.tolist()}).raise_for_status()
     seen = activity(before, target.counters())
-    assert seen.batches == 1
-    assert seen.mean_batch_rows == ROWS
-    assert sum(seen.close_reasons.values()) == 1
+    assert (seen.batches, seen.mean_batch_rows, sum(seen.close_reasons.values())) == (1, ROWS, 1)
     assert seen.execution_s_by_rows[ROWS] > 0
     assert not seen.emulated
-
-
-def test_a_request_above_max_batch_size_is_refused_in_tensorflow_servings_words(
-    target: TfServingTarget,
-) -> None:
-    import httpx
-
-    url = f"{target.endpoint.rest_url}/v1/models/imdb_transformer:predict"
     answer = httpx.post(url, json={"instances": np.zeros((9, 200)).tolist()})
     assert answer.status_code == 400
     assert "Task size 9 is larger than maximum input batch size 8" in answer.text
@@ -134,7 +125,6 @@ def test_a_request_above_max_batch_size_is_refused_in_tensorflow_servings_words(
 def test_parameters_are_replaced_between_batches_without_a_restart(target: TfServingTarget) -> None:
     pid = target.pid
     smaller = BatchingParameters(max_batch_size=4, batch_timeout_micros=0, num_batch_threads=1)
-    assert target.apply(Configuration(batching=smaller)) is None
-    assert target.apply(Configuration(batching=smaller)) is None
-    assert target.apply(Configuration(batching=None)) is None
+    for batching in (smaller, smaller, None):
+        assert target.apply(Configuration(batching=batching)) is None
     assert target.pid == pid

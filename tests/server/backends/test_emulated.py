@@ -114,11 +114,13 @@ def test_late_looks_at_the_timetable_do_not_add_up() -> None:
     assert timetable.next_end_ns() == 1010
 
 
-def test_a_shared_device_answers_batches_at_once() -> None:
+def test_a_shared_device_holds_batches_at_once() -> None:
     law = EmulatedServiceTime(base_ms=4.0, concurrency="parallel", contention_ratio=0.5)
     device = EmulatedDevice(law, rows_max=None, outputs=Y)
+    started_ns = time.monotonic_ns()
     with ThreadPoolExecutor(2) as threads:
         answers = list(threads.map(device, [{"x": np.ones((1, 4), np.float32)}] * 2))
+    assert time.monotonic_ns() - started_ns >= 4_000_000
     assert [answer["y"].shape for answer in answers] == [(1, 3)] * 2
 
 

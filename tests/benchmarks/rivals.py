@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +226,7 @@ def ours(
     """Our closed loop, every request recorded; `path` is that of gRPC."""
     clients.PREDICT_PATH = path
     loop = ClosedLoop(concurrency=users, duration_s=seconds)
-    changes = {} if connections is None else {"connections": connections}
+    changes: dict[str, Any] = {} if connections is None else {"connections": connections}
     job = a_job(
         protocol, port, loop, requests=requests_for(protocol, bodies=(body,)), check_every=0, **changes
     )
@@ -241,7 +241,7 @@ def ours(
 # Runs in turn
 
 
-def alternate(rounds: int, contestants: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
+def alternate(rounds: int, contestants: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """Each contestant once per round, in turns that are mirrored from round to round, so that drift hits all alike."""
     runs: dict[str, list[T]] = {name: [] for name in contestants}
     for number in range(rounds):

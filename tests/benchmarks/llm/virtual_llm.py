@@ -31,7 +31,8 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.server.emulated_llm import OUT_OF_MEMORY, Device, Scheduler, Sequence
 from batchtune.target.endpoint import Endpoint
-from batchtune.tune.answer.recommend import Recommendation, recommend
+from batchtune.tune.answer.recommend import recommend
+from batchtune.tune.answer.recommendation import Recommendation
 from batchtune.tune.bench import Bench
 from batchtune.tune.search.contenders import Contenders
 from batchtune.tune.sweep.sweep import OneServer, sweep_nodes

@@ -20,24 +20,23 @@ from tests.benchmarks.rivals import (
     run_ours,
     wrk,
 )
-from tests.benchmarks.server.front_ends import BODIES, Case, served_case
+from tests.benchmarks.server.front_ends import BODY, MESSAGE, Case, served_case
 
 ROUNDS, RUN_S, USERS, CONNECTIONS = 4, 2, 16, 4
 
 
 def main() -> None:
     require("wrk", "h2load")
-    rest, grpc = BODIES["rest"], BODIES["grpc"]
     streams = {"connections": CONNECTIONS, "streams": USERS // CONNECTIONS, "seconds": RUN_S}
     with served_case(Case(name="agreement", max_batch_size=32, clients=USERS)) as server:
         shape = {"users": USERS, "seconds": RUN_S, "connections": CONNECTIONS}
         runs = alternate(
             ROUNDS,
             {
-                "wrk": partial(wrk, server.rest_port, rest, clients=USERS, seconds=RUN_S),
-                "batchtune, REST": partial(run_ours, ours, "rest", server.rest_port, rest.encode(), **shape),
-                "h2load": partial(h2load, server.grpc_port, grpc, **streams),
-                "batchtune, gRPC": partial(run_ours, ours, "grpc", server.grpc_port, grpc, **shape),
+                "wrk": partial(wrk, server.rest_port, BODY, clients=USERS, seconds=RUN_S),
+                "batchtune, REST": partial(run_ours, ours, "rest", server.rest_port, BODY.encode(), **shape),
+                "h2load": partial(h2load, server.grpc_port, MESSAGE, **streams),
+                "batchtune, gRPC": partial(run_ours, ours, "grpc", server.grpc_port, MESSAGE, **shape),
             },
         )
     print_table(runs)

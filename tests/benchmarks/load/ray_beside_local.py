@@ -48,7 +48,9 @@ def main() -> None:
     with ExitStack() as open_:
         specs = fleets(open_.enter_context(two_nodes(1)), asked.rate, 2)
         server = open_.enter_context(live(case))
-        started = {name: open_.enter_context(fleet_of(spec)) for name, spec in specs.items()}
+        started: dict[str, AnyFleet] = {
+            name: open_.enter_context(fleet_of(spec)) for name, spec in specs.items()
+        }
 
         def job(seed: int) -> LoadJob:
             duration_s = WARM_UP_S + asked.seconds

@@ -29,7 +29,8 @@ import psutil
 sys.path += [str(Path(__file__).parents[3])]
 
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
-from tests.benchmarks.rivals import PREDICT_PATHS, ROOT, Run, alternate, h2load, require, served, spread, wrk
+from tests.benchmarks.commands import ROOT
+from tests.benchmarks.rivals import PREDICT_PATHS, Run, alternate, h2load, require, served, spread, wrk
 from tests.server.server_process import ServerProcess
 
 EMULATED = """
@@ -38,10 +39,8 @@ inputs: {{x: {{dtype: float32, shape: [200]}}}}
 outputs: {{y: {{dtype: float32, shape: [2]}}}}
 """
 INPUTS = np.random.default_rng(1).random((1, 200), dtype=np.float32)
-BODIES = {
-    "grpc": encode_predict_request("m", "", {"x": INPUTS}),
-    "rest": json.dumps({"instances": INPUTS.tolist()}),
-}
+MESSAGE = encode_predict_request("m", "", {"x": INPUTS})
+BODY = json.dumps({"instances": INPUTS.tolist()})
 FIGURES = {"requests/s": ",.0f", "of limit": ".3f", "CPU µs/request": ".1f", "p50 ms": ".2f", "p99 ms": ".2f"}
 
 
@@ -130,7 +129,7 @@ def served_case(case: Case, checkout: Path = ROOT) -> Iterator[ServerProcess]:
 def check_grpc(port: int) -> None:
     """Raises unless a Predict is answered with one row of y."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answer = channel.unary_unary(PREDICT_PATHS["grpc"])(BODIES["grpc"], timeout=30)
+        answer = channel.unary_unary(PREDICT_PATHS["grpc"])(MESSAGE, timeout=30)
     if decode_predict_response(answer)["y"].shape != (1, 2):
         raise RuntimeError(f"a Predict over gRPC was answered by {answer!r}")
 
@@ -138,10 +137,12 @@ def check_grpc(port: int) -> None:
 def load(case: Case, server: ServerProcess, seconds: int) -> dict[str, Run]:
     """By protocol; the CPU is the server's."""
     connections = min(case.clients, 8)
-    shape = {"connections": connections, "streams": case.clients // connections, "seconds": seconds}
+    streams = case.clients // connections
     loads = {
-        "grpc": partial(h2load, server.grpc_port, BODIES["grpc"], **shape),
-        "rest": partial(wrk, server.rest_port, BODIES["rest"], clients=case.clients, seconds=seconds),
+        "grpc": partial(
+            h2load, server.grpc_port, MESSAGE, connections=connections, streams=streams, seconds=seconds
+        ),
+        "rest": partial(wrk, server.rest_port, BODY, clients=case.clients, seconds=seconds),
     }
     runs = {}
     for protocol, run in loads.items():

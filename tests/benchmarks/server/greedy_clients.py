@@ -29,7 +29,8 @@ from pathlib import Path
 sys.path += [str(Path(__file__).parents[3])]
 
 from batchtune.wire.tfserving.tensors import encode_predict_request
-from tests.benchmarks.rivals import CLIENT_CORE, ROOT, served
+from tests.benchmarks.commands import ROOT
+from tests.benchmarks.rivals import CLIENT_CORE, served
 from tests.benchmarks.server.innocent import in_words, innocent_beside
 from tests.server.hostile_attacks import (
     DATA,

@@ -33,8 +33,7 @@ def test_a_quota_of_the_first_version_counts(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "4:cpu,cpuacct:/docker/abc\n")
     write(tmp_path, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000\n")
     write(tmp_path, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n")
-    assert usable_cpus(range(8), root=tmp_path) == 0.5
-    assert usable_threads(range(8), root=tmp_path) == 1
+    assert (usable_cpus(range(8), root=tmp_path), usable_threads(range(8), root=tmp_path)) == (0.5, 1)
 
 
 @pytest.mark.parametrize("text", ["max 100000\n", "-1 100000\n", "", "words\n"])

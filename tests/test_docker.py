@@ -26,14 +26,8 @@ from batchtune.system import is_loopback
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
-STAGES = {
-    name: text
-    for text, name in zip(
-        re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:],
-        re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE),
-        strict=True,
-    )
-}
+NAMES = re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE)
+STAGES = dict(zip(NAMES, re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:], strict=True))
 IMAGES = {"cli", "fleet", "server", "server-cuda"}
 COMPOSE_FILES = sorted((ROOT / "docker").glob("compose*.yaml"))
 
@@ -64,11 +58,8 @@ def test_a_volume_is_mounted_where_the_image_s_user_owns_a_folder(path: Path) ->
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
-    kept = [
-        line[1:]
-        for line in (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    ]
+    ignored = (ROOT / "docker" / "Dockerfile.dockerignore").read_text()
+    kept = re.findall("^!(.*)$", ignored, re.MULTILINE)
     for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
         for name in line.split():
             assert (ROOT / name).exists(), name
@@ -80,9 +71,8 @@ def test_a_compose_file_builds_what_there_is_and_waits_until_the_server_is_ready
     for service in services(path).values():
         if "build" in service:
             assert service["build"]["target"] in STAGES
-            assert (
-                path.parent / service["build"]["context"] / service["build"]["dockerfile"]
-            ).resolve() == ROOT / "docker" / "Dockerfile"
+            dockerfile = path.parent / service["build"]["context"] / service["build"]["dockerfile"]
+            assert dockerfile.resolve() == ROOT / "docker" / "Dockerfile"
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:")
     server = services(path)["server"]
@@ -111,12 +101,8 @@ def test_the_server_s_image_has_what_the_server_imports_and_no_more() -> None:
     """Of the package's dependencies: without the others every module of the server is imported."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     packages = {re.split("[<>=]", line)[0].lower() for line in project["dependencies"]}
-    printed = subprocess.run(
-        [sys.executable, ROOT / "docker" / "requirements.py", ROOT / "pyproject.toml", "server"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    script = [sys.executable, ROOT / "docker" / "requirements.py", ROOT / "pyproject.toml", "server"]
+    printed = subprocess.check_output(script, text=True)
     kept = {re.split("[<>=]", line)[0].lower() for line in printed.splitlines()}
     modules = packages_distributions()
     absent = [name for name, owners in modules.items() if {one.lower() for one in owners} <= packages - kept]
@@ -139,9 +125,8 @@ def test_the_pods_of_a_fleet_can_be_probed() -> None:
 def test_the_tuner_s_command_is_a_scenario_s(path: Path) -> None:
     words = services(path)["tuner"]["command"]
     words = words[words[0] == "batchtune" :]
-    overrides = [
-        word.removeprefix("--set=").replace("${MODEL}", "m") for word in words if word.startswith("--set=")
-    ]
+    sets = [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+    overrides = [word.replace("${MODEL}", "m") for word in sets]
     scenario = read_scenario(ROOT / words[1].removeprefix("/"), overrides=overrides)
     assert scenario.target.runs_already
 
@@ -161,15 +146,11 @@ def test_a_fleet_s_manifests_name_one_cluster_and_what_batchtune_takes() -> None
         assert all(flag in asked for flag in flags), flags
     assert f"ray[default]=={cluster['spec']['rayVersion']}" in DOCKERFILE
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
-    assert (rule["action"], rule["onExitCodes"]) == (
-        "FailJob",
-        {"operator": "NotIn", "values": [UsageError.exit_code]},  # no cluster yet, or too few workers
-    )
+    retried = {"operator": "NotIn", "values": [UsageError.exit_code]}  # no cluster yet, or too few workers
+    assert (rule["action"], rule["onExitCodes"]) == ("FailJob", retried)
     assert job["spec"]["backoffLimit"] > 0
-    assert (
-        services(compose)["worker"]["deploy"]["replicas"]
-        == cluster["spec"]["workerGroupSpecs"][0]["replicas"]
-    )
+    (workers,) = cluster["spec"]["workerGroupSpecs"]
+    assert services(compose)["worker"]["deploy"]["replicas"] == workers["replicas"]
 
 
 @pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
@@ -188,20 +169,19 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     program = shutil.which("hadolint", path=path)
     if program is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run(
-        [program, str(ROOT / "docker" / "Dockerfile")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
+    subprocess.run([program, ROOT / "docker" / "Dockerfile"], check=True)
+
+
+def shell_script(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command, given = [ROOT / "docker" / name, *words], {**os.environ, **environment}
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("name", ["TORCH_INDEX", "FRAMEWORKS"])
 def test_a_build_argument_with_a_password_is_refused_since_it_would_stay_in_the_image(name: str) -> None:
-    for value, code in (("https://mirror.example/whl", 0), ("https://me:secret@mirror.example/whl", 2)):
-        environment = {**os.environ, "ENGINE": "true", name: value}
-        command = [ROOT / "docker" / "build.sh", "server"]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+    for user, code in (("", 0), ("me:secret@", 2)):
+        url = f"https://{user}mirror.example/whl"
+        done = shell_script("build.sh", "server", **{"ENGINE": "true", name: url})
         assert done.returncode == code
         assert (name in done.stderr) == (code == 2)
         assert "secret" not in done.stdout + done.stderr
@@ -210,17 +190,11 @@ def test_a_build_argument_with_a_password_is_refused_since_it_would_stay_in_the_
 def test_what_is_no_model_is_said_before_a_server_starts(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").touch()
     for model in (tmp_path / "model.onnx", tmp_path, tmp_path / "none"):
-        command = [ROOT / "docker" / "try.sh", str(model)]
-        environment = {**os.environ, "ENGINE": "false"}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = shell_script("try.sh", str(model), ENGINE="false")
         assert done.returncode == 2
         assert "numbered version directories" in done.stderr
 
 
 def test_the_source_distribution_has_what_its_tests_read() -> None:
-    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
-        "sdist"
-    ]["include"]
-    assert {"/tests", "/docker", "/README.md"} <= set(include)
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    assert {"/tests", "/docker", "/README.md"} <= set(hatch["build"]["targets"]["sdist"]["include"])

@@ -37,34 +37,21 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_layers_are_kept() -> None:
-    done = run(
-        sys.executable,
-        "-c",
-        "from importlinter.cli import lint_imports_command as main; main()",
-        "--no-cache",
-    )
+LAYERS = "from importlinter.cli import lint_imports_command as main; main()"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("-c", LAYERS, "--no-cache"), id="layers are kept"),
+        pytest.param(("-m", "ruff", "check", "."), id="ruff finds nothing"),
+        pytest.param(("-m", "ruff", "format", "--check", "."), id="ruff would format nothing"),
+        pytest.param(("-m", "mypy"), id="types hold under mypy strict", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tool_finds_nothing(words: tuple[str, ...]) -> None:
+    done = run(sys.executable, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_ruff_finds_nothing() -> None:
-    done = run(sys.executable, "-m", "ruff", "check", ".")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_ruff_would_format_nothing() -> None:
-    done = run(sys.executable, "-m", "ruff", "format", "--check", ".")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_types_hold_under_mypy_strict() -> None:
-    done = run(sys.executable, "-m", "mypy")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def folders(root: Path) -> list[Path]:
-    return sorted({path.parent for path in root.rglob("*.py")})
 
 
 @cache
@@ -120,10 +107,10 @@ def bound_name(node: ast.AST) -> str:
 
 
 def test_the_house_keeps_within_its_budgets() -> None:
+    by_module = groupby(nodes(), key=itemgetter(0))
     counts = {
         "lines": sum(
-            code_lines((PACKAGE / path).read_text(encoding="utf-8"), [node for _, node in found])
-            for path, found in groupby(nodes(), key=itemgetter(0))
+            code_lines((PACKAGE / path).read_text(), map(itemgetter(1), of)) for path, of in by_module
         ),
         "files": len(MODULES),
         "classes": sum(isinstance(node, ast.ClassDef) for _, node in nodes()),
@@ -199,12 +186,8 @@ def is_constant(node: ast.stmt) -> bool:
 
 
 def test_hand_set_numbers_leave_out_arithmetic() -> None:
-    assert (
-        hand_set_numbers(
-            ast.parse("X_VERSION = 4\nX = 1.0\nY, Z = 0.5, 2\ndef f(x): return x[3] / 2 + 1e6 * x")
-        )
-        == 3
-    )
+    text = "X_VERSION = 4\nX = 1.0\nY, Z = 0.5, 2\ndef f(x): return x[3] / 2 + 1e6 * x"
+    assert hand_set_numbers(ast.parse(text)) == 3
     assert hand_set_numbers(ast.parse("for x in (1, 2, 4, 8, 16): y = 3 if x[-5:] else -0.2")) == 4
 
 
@@ -232,6 +215,9 @@ def test_top_level_holds_what_the_plan_names() -> None:
     assert {top for top in tops if not top.startswith(".")} <= files | folders
 
 
+HEAVY = {"grpc", "httpx", "jinja2", "numpy", "optuna", "pandas", "plotly", "pyarrow", "pydantic"}
+
+
 def test_help_and_the_start_of_a_load_import_nothing_heavy() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from batchtune.cli.app import app;"
@@ -243,17 +229,5 @@ def test_help_and_the_start_of_a_load_import_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     *_, names, pandas = done.stdout.splitlines()
     loaded = set(ast.literal_eval(names))
-    assert not loaded & {
-        "tensorflow",
-        "optuna",
-        "jinja2",
-        "pandas",
-        "plotly",
-        "pyarrow",
-        "numpy",
-        "grpc",
-        "httpx",
-        "pydantic",
-        "torch",
-    }
+    assert not loaded & {*HEAVY, "tensorflow", "torch"}
     assert pandas == "False", "a third of a second before a load begins"

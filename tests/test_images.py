@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT_S = 120.0
 MB_OVER_BASE = {"batchtune": 650, "batchtune-server": 1_600}
 USER = 10001
+SHORTLY = ("--concurrency=2", "--set=load.duration=500ms", "--json")
 MEASURED = (0, 3, 5, 6)
 """What a load or a sweep ends with that has run: how this machine did is no matter here."""
 
@@ -177,25 +178,8 @@ class Container:
     def written(self) -> list[str]:
         """The files, and folders but /tmp, that were changed in it since it was made."""
         root = buildah("mount", self._id)
-        found = subprocess.run(
-            [
-                "find",
-                root,
-                "-xdev",
-                "-path",
-                f"{root}/tmp",
-                "-prune",
-                "-o",
-                "-newer",
-                self._started,
-                "-user",
-                str(USER),
-                "-print",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
+        own = f"-xdev -path {root}/tmp -prune -o -newer {self._started} -user {USER} -print"
+        found = subprocess.check_output(["find", root, *own.split()], text=True).splitlines()
         buildah("umount", self._id)
         return [path.removeprefix(root) for path in found]
 
@@ -261,20 +245,17 @@ def test_an_image_is_small(image: str) -> None:
     assert over <= MB_OVER_BASE[image]
 
 
+SECRETS = (
+    *("etc/pip.conf", "etc/xdg/pip", "root/.config/pip", "root/.pip"),
+    *("run/secrets/pip", "run/secrets/ca"),
+)
+
+
 @pytest.mark.parametrize("image", MB_OVER_BASE)
 def test_no_layer_says_where_packages_came_from(image: str) -> None:
-    secrets = (
-        "etc/pip.conf",
-        "etc/xdg/pip",
-        "root/.config/pip",
-        "root/.pip",
-        "run/secrets/pip",
-        "run/secrets/ca",
-    )
     with mounted(f"localhost/{image}") as root:
-        assert not any(
-            path.is_dir() or (path.exists() and path.stat().st_size) for path in map(root.joinpath, secrets)
-        )
+        secrets = [root / path for path in SECRETS]
+        assert not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in secrets)
         certificates = root / "etc/ssl/certs/ca-certificates.crt"
         assert certificates.stat().st_size, "those of the base"
     base, history = (
@@ -294,9 +275,8 @@ def test_the_command_line_says_its_version_and_checks_its_container(pod: Pod) ->
         assert doctor.returncode == 0, doctor.stdout + doctor.stderr
         assert json.loads(doctor.stdout)["ready"]
         # What doctor does not import: install.sh leaves some libraries out of their wheels.
-        imported = cli.run_program(
-            "python", "-c", "import optuna, pyarrow.parquet, scipy.optimize, scipy.special"
-        )
+        libraries = "import optuna, pyarrow.parquet, scipy.optimize, scipy.special"
+        imported = cli.run_program("python", "-c", libraries)
         assert imported.returncode == 0, imported.stderr
         assert set(cli.written()) <= {"/results"}
 
@@ -320,13 +300,7 @@ def test_the_server_answers_for_three_kinds_of_models_and_ends_when_it_is_told_t
                 assert json.loads(answer.stdout)["predictions"] == [[5.0]]
         with Container(pod, "batchtune", [scenarios()]) as cli:
             for name in ("saved", "onnx"):
-                loaded = cli.run(
-                    "load",
-                    f"127.0.0.1:8500/{name}",
-                    "--concurrency=2",
-                    "--set=load.duration=500ms",
-                    "--json",
-                )
+                loaded = cli.run("load", f"127.0.0.1:8500/{name}", *SHORTLY)
                 assert loaded.returncode in MEASURED, loaded.stderr
         assert server.stop() == 0
         assert not server.healthy(named)
@@ -344,10 +318,7 @@ def test_the_words_of_the_compose_file_load_the_server(pod: Pod, models: Path) -
 
 
 def test_one_command_loads_one_image_by_the_other(pod: Pod) -> None:
-    done = pod.ask(
-        *("env", "ENGINE=buildah", str(ROOT / "docker" / "try.sh"), ""),
-        *("--concurrency=2", "--set=load.duration=500ms", "--json"),
-    )
+    done = pod.ask("env", "ENGINE=buildah", str(ROOT / "docker" / "try.sh"), "", *SHORTLY)
     assert done.returncode in MEASURED, done.stderr
     (point,) = json.loads(done.stdout)["points"]
     assert point["measurement"]["requests"] > 0
@@ -359,27 +330,21 @@ def test_a_fleet_s_workers_send_from_the_image(pod: Pod, models: Path, fleet_ima
     """One node for all: each says that it is 127.0.0.1, since there is no other address."""
     file = "compose-fleet.yaml"
     with ExitStack() as stack:
-        for _name, address in (("server", "127.0.0.1"), ("server-2", "127.0.0.2")):
-            server = stack.enter_context(
-                Container(pod, "batchtune-server", [(models / "saved", "/models/model")])
-            )
+        for address in ("127.0.0.1", "127.0.0.2"):
+            image = Container(pod, "batchtune-server", [(models / "saved", "/models/model")])
+            server = stack.enter_context(image)
             server.start("--model_name=model", "--model_base_path=/models/model", f"--host={address}")
         head = stack.enter_context(Container(pod, fleet_image))
         head.start(*service("head", file), "--node-ip-address=127.0.0.1", "--include-dashboard=false")
-        health = yaml.safe_load((ROOT / "docker" / file).read_text())["services"]["head"]["healthcheck"][
-            "test"
-        ][1:]
+        compose = yaml.safe_load((ROOT / "docker" / file).read_text())
+        health = compose["services"]["head"]["healthcheck"]["test"][1:]
         beside = stack.enter_context(Container(pod, fleet_image))
         wait_until(lambda: beside.run(*health).returncode == 0, limit_s=LIMIT_S)
         worker = stack.enter_context(Container(pod, fleet_image))
         worker.start(*service("worker", file), "--node-ip-address=127.0.0.1")
         tuner = stack.enter_context(Container(pod, fleet_image, [scenarios()]))
-        done = tuner.run(
-            *service("tuner", file),
-            "--rate=50:100:50",
-            "--set=load.fleet.workers=1",
-            "--set=load.duration=500ms",
-        )
+        shortly = ("--rate=50:100:50", "--set=load.fleet.workers=1", "--set=load.duration=500ms")
+        done = tuner.run(*service("tuner", file), *shortly)
         logs = done.stdout + done.stderr + head.log.read_text() + worker.log.read_text()
         assert done.returncode in MEASURED, logs
         answered = re.findall(r"(server|server-2):8500: ([\d,]+) requests/s", done.stdout)
@@ -406,16 +371,17 @@ def sweep_by_docker(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "state").mkdir()
     monkeypatch.setenv("BUILDAH_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    words = ["-m", "batchtune", "sweep", str(ROOT / "scenarios" / "tfserving-docker-cpu.yaml")]
-    sets = {
-        "target.model": models / "saved",
-        "target.flags": "{port: 18500, rest_api_port: 18501}",
-        "search.budget.time": "20s",
-    }
+    scenario = ROOT / "scenarios" / "tfserving-docker-cpu.yaml"
     return [
-        sys.executable,
-        *words,
-        *(f"--set={key}={value}" for key, value in sets.items()),
+        *(
+            sys.executable,
+            "-m",
+            "batchtune",
+            "sweep",
+            str(scenario),
+            f"--set=target.model={models / 'saved'}",
+        ),
+        *("--set=target.flags={port: 18500, rest_api_port: 18501}", "--set=search.budget.time=20s"),
         f"--results={tmp_path / 'results'}",
     ]
 

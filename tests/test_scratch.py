@@ -30,9 +30,7 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
     abandoned = Path(done.stdout.strip())
     assert (abandoned / "server.log").is_file()
     with ScratchFolder() as folder:
@@ -69,10 +67,5 @@ def test_what_is_not_a_scratch_folder_stays(tmp_path: Path) -> None:
     (elsewhere / "owner").write_text("1\n")
     (tmp_path / "batchtune-link").symlink_to(elsewhere)
     remove_abandoned()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "batchtune-file",
-        "batchtune-link",
-        "batchtune-notes",
-        "elsewhere",
-    ]
-    assert elsewhere.is_dir()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"batchtune-file", "batchtune-link", "batchtune-notes", "elsewhere"}

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.scenario.spec.scenario import Scenario
 from tests.benchmarks.emulated import Emulated
 from tests.benchmarks.fresh_loads import Fresh
@@ -16,13 +15,9 @@ from tests.benchmarks.zoo.zoo import _holds, judge
 from tests.benchmarks.zoo.zoo_models import simulated_device
 from tests.benchmarks.zoo.zoo_table import TARGETS, ZooTarget
 from tests.benchmarks.zoo.zoo_truth import Truth, simulated
+from tests.tune.tune_fakes import batches_of, capacity_scenario, scenario_of
 
-SMALL, MIDDLE, LARGE = (
-    Configuration(
-        batching=BatchingParameters(max_batch_size=size, batch_timeout_micros=0, num_batch_threads=1)
-    )
-    for size in (4, 16, 64)
-)
+SMALL, MIDDLE, LARGE = map(batches_of, (4, 16, 64))
 
 
 def truth(*, lower_is_better: bool = False, **runs: list[tuple[float, float]]) -> Truth:
@@ -34,23 +29,22 @@ def truth(*, lower_is_better: bool = False, **runs: list[tuple[float, float]]) -
     )
 
 
-def test_regret_is_the_share_lost_to_the_best_of_the_space() -> None:
-    known = truth(small=[(90.0, -0.5)], middle=[(100.0, -0.5)], large=[(200.0, -0.5)])
-    assert known.regret(SMALL) == pytest.approx(0.1)
-    assert known.regret(MIDDLE) == 0.0
-    assert known.regret(LARGE) == 0.0
-
-
-def test_of_a_latency_less_is_better() -> None:
-    known = truth(lower_is_better=True, small=[(0.011, -0.5)], middle=[(0.010, -0.5)])
-    assert known.regret(SMALL) == pytest.approx(0.1)
-
-
-def test_what_misses_the_slo_is_lost_but_within_the_slack_nobody_is_blamed() -> None:
-    known = truth(small=[(100.0, 0.01)], middle=[(90.0, -0.5)], large=[(100.0, 0.1)])
-    assert known.regret(SMALL) == 0.0
-    assert known.regret(MIDDLE) == 0.0
-    assert known.regret(LARGE) == math.inf
+@pytest.mark.parametrize(
+    ("known", "regrets"),
+    [
+        (truth(small=[(90.0, -0.5)], middle=[(100.0, -0.5)], large=[(200.0, -0.5)]), (0.1, 0.0, 0.0)),
+        (truth(small=[(0.011, -0.5)], middle=[(0.010, -0.5)], lower_is_better=True), (0.1, 0.0, math.nan)),
+        (truth(small=[(100.0, 0.01)], middle=[(90.0, -0.5)], large=[(100.0, 0.1)]), (0.0, 0.0, math.inf)),
+    ],
+    ids=[
+        "outside of the space nothing is lost",
+        "of a latency less is better",
+        "within the slack nobody is blamed",
+    ],
+)
+def test_regret_is_the_share_lost_to_the_best_of_the_space(known: Truth, regrets: tuple[float, ...]) -> None:
+    found = [known.regret(configuration) for configuration in (SMALL, MIDDLE, LARGE)]
+    np.testing.assert_allclose(found, regrets)
 
 
 def test_the_best_of_noisy_runs_is_valued_by_the_other_runs() -> None:
@@ -60,44 +54,25 @@ def test_the_best_of_noisy_runs_is_valued_by_the_other_runs() -> None:
     assert known.noise() == pytest.approx(math.log(1.2) / math.sqrt(2))
 
 
-def test_what_nobody_measured_has_no_regret() -> None:
-    assert math.isnan(truth(small=[(1.0, -0.5)]).regret(MIDDLE))
-
-
-def scenario(objective: str, load: dict[str, object]) -> Scenario:
-    return Scenario.model_validate(
-        {
-            "name": "zoo",
-            "target": {"model": "m"},
-            "load": load,
-            "slo": {"p95": "50ms"},
-            "objective": objective,
-        }
-    )
+CLOSED = scenario_of(load={"arrivals": "closed", "concurrency": 64})
 
 
 def test_a_closed_loop_that_fills_every_batch_runs_at_the_devices_rate() -> None:
     device = simulated_device(Emulated(base_ms=4.0, per_row_ms=0.5), "grpc")
-    starts = simulated(
-        scenario("throughput", {"arrivals": "closed", "concurrency": 64}), MIDDLE, device, rows_max=None
-    )
-    for served_rps, excess in starts:
+    for served_rps, excess in simulated(CLOSED, MIDDLE, device, rows_max=None):
         assert served_rps == pytest.approx(16 / float(device.tau_s[16]), rel=0.015)
         assert excess == pytest.approx(4 * float(device.tau_s[16]) / 0.05 - 1.0, abs=0.02)
 
 
 def test_batches_that_do_not_fit_the_memory_miss_the_slo() -> None:
     device = simulated_device(Emulated(base_ms=4.0, per_row_ms=0.1), "grpc")
-    closed = scenario("throughput", {"arrivals": "closed", "concurrency": 64})
-    assert all(excess == math.inf for _, excess in simulated(closed, LARGE, device, rows_max=24))
-    assert all(excess < 0.0 for _, excess in simulated(closed, MIDDLE, device, rows_max=24))
+    assert all(excess == math.inf for _, excess in simulated(CLOSED, LARGE, device, rows_max=24))
+    assert all(excess < 0.0 for _, excess in simulated(CLOSED, MIDDLE, device, rows_max=24))
 
 
 def test_a_capacity_lies_below_saturation_and_keeps_the_limit() -> None:
     device = simulated_device(Emulated(base_ms=4.0, per_row_ms=0.5), "grpc")
-    ((capacity_rps, excess),) = simulated(
-        scenario("capacity", {"arrivals": "poisson"}), MIDDLE, device, rows_max=None
-    )
+    ((capacity_rps, excess),) = simulated(capacity_scenario("50ms"), MIDDLE, device, rows_max=None)
     assert 0.8 < capacity_rps * float(device.tau_s[16]) / 16 < 1.0
     assert excess == 0.0
 

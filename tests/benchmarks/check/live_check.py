@@ -63,7 +63,7 @@ def checked(folder: Path, case: str, *, number: int, blocks: int) -> Document:
     if ended.code == 130:
         raise KeyboardInterrupt
     no_answer = {"verdict": "NO ANSWER", "exit_code": ended.code, "reason": ended.errors[-500:], "gates": []}
-    document: Document = ended.document or no_answer
+    document: Document = ended.document if "gates" in ended.document else no_answer
     return {"case": case, "number": number, **document}
 
 

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
@@ -41,13 +41,12 @@ from tests.benchmarks.live.common_sense_judge import (
     OVERSTATED,
     SideBySide,
     answer_of,
-    best_merits,
     judged,
     merit,
     rivals_of,
     trials_of,
 )
-from tests.benchmarks.live.common_sense_targets import OBJECTIVES, TARGETS, Objective
+from tests.benchmarks.live.common_sense_targets import OBJECTIVES, TARGETS, Objective, Target
 
 Host = Literal["quiet", "neighbour"]
 HOSTS: tuple[Host, ...] = ("quiet", "neighbour")
@@ -67,6 +66,9 @@ class Question:
     objective: Objective
     budget_s: int
     host: Host
+
+    def asked(self) -> Target:
+        return replace(TARGETS[self.target], objective=self.objective)
 
     def is_of(self, row: Row) -> bool:
         return all(row[name] == value for name, value in asdict(self).items())
@@ -92,14 +94,14 @@ def drawn(asked: argparse.Namespace) -> list[Question]:
 
 def asked_and_judged(question: Question, folder: Path, before: Sequence[Row], *, judge_s: float) -> Row:
     """The row of one question."""
-    target = TARGETS[question.target]
+    target = question.asked()
     row: Row = {
         **asdict(question),
         "commit": run(DESCRIBE, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip(),
         "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "load_average": os.getloadavg()[0],
     }
-    words = [target.model_path(folder), *target.words(question.objective)]
+    words = [target.model_path(folder), *target.words()]
     words += ["--budget", f"{question.budget_s}s", "--results", str(folder / "results")]
     cpus = schedulable_cpus() if question.host == "neighbour" else []
     with burning(sorted(cpus), pauses=True):
@@ -111,11 +113,11 @@ def asked_and_judged(question: Question, folder: Path, before: Sequence[Row], *,
 
 def _told(question: Question, swept: Ended, folder: Path, before: Sequence[Row], *, judge_s: float) -> Row:
     """What a sweep said, and what fresh loads say of it."""
-    target = TARGETS[question.target]
+    target = question.asked()
     document: Mapping[str, Any] = swept.document
-    answer = answer_of(document, question.objective)
+    answer = answer_of(document, target)
     trials = trials_of(folder / document["run"]) if "run" in document else []
-    held = any(merit(trial, target, question.objective) > 0.0 for trial in trials)
+    held = any(merit(trial, target) > 0.0 for trial in trials)
     row: Row = {
         "exit_code": swept.code,
         "seconds": round(swept.seconds, 1),
@@ -127,18 +129,11 @@ def _told(question: Question, swept: Ended, folder: Path, before: Sequence[Row],
     }
     if answer is None:
         return row
-    earlier = _best_earlier(question, before)
-    rivals = rivals_of(trials, answer, target, question.objective, earlier=earlier)
+    rivals = rivals_of(trials, answer.fixed, target, _best_earlier(question, before))
     configurations = {OURS: answer.fixed, **rivals}
-    bench = SideBySide(
-        sweep_run=folder / document["run"],
-        folder=folder,
-        target=target,
-        objective=question.objective,
-        configurations=configurations,
-    )
-    hints = best_merits(trials, configurations, target, question.objective)
-    verdict = judged(bench, answer, hints=hints, within_s=judge_s)
+    run_folder = folder / document["run"]
+    bench = SideBySide(sweep_run=run_folder, folder=folder, target=target, configurations=configurations)
+    verdict = judged(bench, answer, trials=trials, within_s=judge_s)
     return {
         **row,
         "stated": [

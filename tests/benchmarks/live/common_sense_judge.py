@@ -6,15 +6,17 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.benchmarks.commands import batchtune
-from tests.benchmarks.live.common_sense_targets import Objective, Target
+from tests.benchmarks.live.common_sense_targets import Target
 
 OURS = "recommended"
 PARAMETERS = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches", "num_batch_threads")
@@ -49,7 +51,7 @@ class Answer:
     high: float
 
 
-def answer_of(document: Mapping[str, Any], objective: Objective) -> Answer | None:
+def answer_of(document: Mapping[str, Any], target: Target) -> Answer | None:
     """All that is read of a sweep's JSON but `run` and `error`; None: it recommends nothing."""
     configuration = document.get("configuration")
     if configuration is None:
@@ -61,7 +63,7 @@ def answer_of(document: Mapping[str, Any], objective: Objective) -> Answer | Non
         "closed": document["throughput_rps"],
         "latency": document["latency_s"]["p95"],
     }
-    figure = figures[objective]
+    figure = figures[target.objective]
     # Where nothing was missed the upper end is not known (null): the interval is open there.
     high = math.inf if figure["high"] is None else float(figure["high"])
     return Answer(fixed=fixed, value=float(figure["value"]), low=float(figure["low"] or 0.0), high=high)
@@ -122,17 +124,17 @@ def fixed_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return _named({name: row.get(name) for name in PARAMETERS})
 
 
-def merit(row: Mapping[str, Any], target: Target, objective: Objective) -> float:
+def merit(row: Mapping[str, Any], target: Target) -> float:
     """How good a trial was: requests/s, or 1/p95; 0 where it tells nothing, or missed the limit.
 
     A closed loop of several clients says of a capacity that about so much is held: 0.8 of its throughput; of a rate a
     quarter below its throughput that this is answered, at half of the merit.
     """
     run, clients = Run.of(row), row["concurrency"] or 0
-    limit_s = math.inf if objective == "latency" else target.limit_ms / 1e3
+    limit_s = math.inf if target.objective == "latency" else target.limit_ms / 1e3
     if row["state"] != "complete" or run.throughput_rps == 0.0 or not run.held(limit_s):
         return 0.0
-    match objective:
+    match target.objective:
         case "latency":
             if run.rate_rps is None:
                 return 0.5 / run.p95_s if clients > 1 and run.throughput_rps > 1.25 * target.rate_rps else 0.0
@@ -147,35 +149,19 @@ def merit(row: Mapping[str, Any], target: Target, objective: Objective) -> float
 
 def rivals_of(
     trials: Iterable[Mapping[str, Any]],
-    answer: Answer,
+    fixed: Mapping[str, Any],
     target: Target,
-    objective: Objective,
-    *,
     earlier: Mapping[str, Any] | None,
 ) -> dict[str, Mapping[str, Any]]:
     """Server defaults, no batching, the best other that the sweep measured, and the best of earlier sweeps."""
     rivals: dict[str, Mapping[str, Any]] = {"defaults": {}, "no batching": {"enable_batching": False}}
-    taken = [answer.fixed, *rivals.values()]
-    others = [row for row in trials if fixed_of(row) not in taken and merit(row, target, objective) > 0.0]
+    taken = [fixed, *rivals.values()]
+    others = [row for row in trials if fixed_of(row) not in taken and merit(row, target) > 0.0]
     if others:
-        rivals["own"] = fixed_of(max(others, key=lambda row: merit(row, target, objective)))
+        rivals["own"] = fixed_of(max(others, key=lambda row: merit(row, target)))
     if earlier is not None and earlier not in [*taken, rivals.get("own")]:
         rivals["earlier"] = earlier
-    return {name: fixed for name, fixed in rivals.items() if fixed != answer.fixed}
-
-
-def best_merits(
-    trials: Iterable[Mapping[str, Any]],
-    configurations: Mapping[str, Mapping[str, Any]],
-    target: Target,
-    objective: Objective,
-) -> dict[str, float]:
-    """How good each configuration was in the sweep; 0 where it was not measured."""
-    rows = list(trials)
-    return {
-        name: max((merit(row, target, objective) for row in rows if fixed_of(row) == fixed), default=0.0)
-        for name, fixed in configurations.items()
-    }
+    return {name: rival for name, rival in rivals.items() if rival != fixed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +187,6 @@ class SideBySide:
     sweep_run: Path
     folder: Path
     target: Target
-    objective: Objective
     configurations: Mapping[str, Mapping[str, Any]]
     runs: list[Run] = field(default_factory=list)
     calls: int = 0
@@ -229,10 +214,10 @@ class SideBySide:
         )
         for name in ("search", "fixed", "variants", "check", "slo"):
             document.pop(name, None)
-        document["objective"] = "throughput" if self.objective == "closed" else "latency"
+        document["objective"] = "throughput" if self.target.objective == "closed" else "latency"
         limit_s = self.target.limit_ms / 1e3
         slowest_rps = min((rate_rps for _, rate_rps in loads if rate_rps), default=math.inf)
-        least_s = RUN_S[self.objective == "capacity"]
+        least_s = RUN_S[self.target.objective == "capacity"]
         duration_s = min(max(least_s, 20.0 * limit_s, 300.0 / slowest_rps), RUN_S[-1])
         document["load"] |= {
             "warm_up": f"{min(max(0.3, 2.5 * limit_s), 0.6):g}s",
@@ -246,16 +231,22 @@ class SideBySide:
             }
             for number, (name, rate_rps) in enumerate(loads)
         }
-        if self.objective != "closed":
+        if self.target.objective != "closed":
             document["load"]["rate"] = loads[0][1]
         return document
 
 
-def judged(bench: SideBySide, answer: Answer, *, hints: Mapping[str, float], within_s: float) -> Verdict:
-    """The verdict on an answer; `hints` are the merits in the sweep, and no round of loads begins after `within_s`."""
-    if bench.objective == "capacity":
-        return _judged_capacity(bench, answer, hints=hints, within_s=within_s)
-    return _judged_at_its_load(bench, answer)
+def judged(
+    bench: SideBySide, answer: Answer, *, trials: Sequence[Mapping[str, Any]], within_s: float
+) -> Verdict:
+    """The verdict on an answer; `trials` are those of the sweep, and no round of loads begins after `within_s`."""
+    if bench.target.objective != "capacity":
+        return _judged_at_its_load(bench, answer)
+    hints: dict[str, float] = defaultdict(float)
+    for row, (name, fixed) in product(trials, bench.configurations.items()):
+        if fixed_of(row) == fixed:
+            hints[name] = max(hints[name], merit(row, bench.target))
+    return _judged_capacity(bench, answer, hints=hints, within_s=within_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +357,7 @@ def _further_rates(rival: Bracket, ours: Bracket) -> list[float]:
 
 def _judged_at_its_load(bench: SideBySide, answer: Answer) -> Verdict:
     """All at the load that was asked for; those that seem to do better once more."""
-    rate_rps = bench.target.rate_rps if bench.objective == "latency" else None
+    rate_rps = bench.target.rate_rps if bench.target.objective == "latency" else None
     bench.load([(name, rate_rps) for name in bench.configurations], blocks=BLOCKS)
     verdict = _verdict_at_its_load(bench, answer)
     if verdict.below:
@@ -387,12 +378,12 @@ def _verdict_at_its_load(bench: SideBySide, answer: Answer) -> Verdict:
         shares.append(statistics.median(ratios))
         if shares[-1] < BELOW and sum(ratio >= 1.0 for ratio in ratios) <= len(ratios) // 6:
             below.append(name)
-    stated = 1.0 / answer.value if bench.objective == "latency" else answer.value
+    stated = 1.0 / answer.value if bench.target.objective == "latency" else answer.value
     return Verdict(
         share=min(shares) if any(fresh.values()) else None,
         below=tuple(below),
         overstated_ratio=max(1.0, stated / fresh[OURS]) if fresh[OURS] else None,
-        interval_holds=_lies_inside(fresh[OURS], answer, bench.objective),
+        interval_holds=_lies_inside(fresh[OURS], answer, bench.target),
         fresh=fresh,
     )
 
@@ -404,7 +395,7 @@ def _merits(bench: SideBySide, name: str) -> dict[int, float]:
         if run.name != name:
             continue
         value = run.throughput_rps
-        if bench.objective == "latency":
+        if bench.target.objective == "latency":
             value = 1.0 / run.p95_s
         elif run.p95_s > 1.1 * bench.target.limit_ms / 1e3:
             value = 0.0
@@ -416,8 +407,8 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(tuple(values) or (0.0,))
 
 
-def _lies_inside(fresh: float, answer: Answer, objective: Objective) -> bool:
+def _lies_inside(fresh: float, answer: Answer, target: Target) -> bool:
     if not fresh:
         return False
-    figure = 1.0 / fresh if objective == "latency" else fresh
+    figure = 1.0 / fresh if target.objective == "latency" else fresh
     return answer.low / 1.05 <= figure <= 1.05 * answer.high

@@ -19,7 +19,7 @@ ONNX_NET = "net.onnx"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A model and the figures of its three questions.
+    """A model and the figures of its three questions, of which `objective` is one.
 
     `limit_ms` on p95 is that of capacity and of the closed loop of so many `clients`; `rate_rps` is asked without one.
     """
@@ -29,6 +29,7 @@ class Target:
     limit_ms: float
     clients: int = 32
     rate_rps: float
+    objective: Objective = "capacity"
 
     def model_path(self, folder: Path) -> str:
         """What is typed after `batchtune sweep`: written into the folder, built once, or a sample's name."""
@@ -36,10 +37,10 @@ class Target:
             return str(_written_onnx_net(folder / ONNX_NET))
         return model_directory(self.model, self.name, folder)
 
-    def words(self, objective: Objective) -> list[str]:
-        """The options of one question."""
+    def words(self) -> list[str]:
+        """The options of the question."""
         limit = ["--slo-p95", f"{self.limit_ms:g}ms"]
-        match objective:
+        match self.objective:
             case "capacity":
                 return limit
             case "closed":

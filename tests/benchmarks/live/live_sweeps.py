@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from batchtune.load.calibration import calibrate
 from batchtune.load.fleet import LoadFleet
@@ -27,70 +25,49 @@ from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device
 from tests.benchmarks.emulated import Emulated
+from tests.benchmarks.zoo.zoo_table import ZooTarget
 from tests.twin.simulated_fleet import true_capacities, true_capacity
 
 WITHIN = 0.05
 
 
-@dataclass(frozen=True)
-class Case:
+TIMEOUTS_MICROS = [0, 500, 1000, 2000, 5000, 10000]
+
+
+def case(base_ms: float, per_row_ms: float, kind: str, p95: str, parameters: int) -> ZooTarget:
     """A device with τ(b) = base + per_row · b, a limit on p95, and how many parameters are searched."""
-
-    base_ms: float
-    per_row_ms: float
-    serial: bool
-    p95_ms: float
-    parameters: int
-
-    @property
-    def device(self) -> Emulated:
-        return Emulated(base_ms=self.base_ms, per_row_ms=self.per_row_ms, parallel=not self.serial)
-
-    def scenario(self, model: Path, *, seed: int, budget_s: float) -> Scenario:
-        fixed: dict[str, Any] = {"max_enqueued_batches": 1000}
-        space = {
-            "max_batch_size": [1, 2, 4, 8, 16, 32, 64],
-            "batch_timeout_micros": [0, 500, 1000, 2000, 5000, 10000],
-        }
-        if self.parameters == 3:
-            space["num_batch_threads"] = [1, 2, 4]
-        else:
-            fixed["num_batch_threads"] = 2
-        return Scenario.model_validate(
-            {
-                "name": "live-sweep",
-                "target": {"model": str(model)},
-                "request": {"protocol": "grpc"},
-                "load": {"arrivals": "poisson", "warm_up": "500ms", "duration": "3s", "seed": seed},
-                "slo": {"p95": f"{self.p95_ms}ms"},
-                "objective": "capacity",
-                "fixed": fixed,
-                "search": {
-                    "strategy": "guided",
-                    "budget": {"time": f"{budget_s}s"},
-                    "seed": seed,
-                    "space": space,
-                },
-            }
-        )
-
-    def __str__(self) -> str:
-        kind = "serial" if self.serial else "parallel"
-        return f"{self.base_ms} + {self.per_row_ms}·b ms {kind}, p95 {self.p95_ms:g} ms, {self.parameters} parameters"
+    return ZooTarget(
+        f"{base_ms} + {per_row_ms}·b ms {kind}, p95 {p95}, {parameters} parameters",
+        Emulated(base_ms=base_ms, per_row_ms=per_row_ms, parallel=kind == "parallel"),
+        truth="exact",
+        objective="capacity",
+        p95=p95,
+        threads=(1, 2, 4) if parameters == 3 else (),
+    )
 
 
-CASES = [
-    Case(8.0, 0.6, True, 60.0, 2),
-    Case(8.0, 0.6, True, 60.0, 3),
-    Case(10.0, 0.5, True, 50.0, 3),
-    Case(6.0, 1.0, True, 80.0, 2),
-    Case(12.0, 1.2, False, 60.0, 3),
-    Case(20.0, 1.0, False, 80.0, 2),
-    Case(15.0, 2.0, False, 70.0, 3),
-    Case(5.0, 0.4, True, 30.0, 2),
-    Case(30.0, 0.8, False, 100.0, 3),
-    Case(10.0, 0.3, True, 100.0, 3),
-]
+CASES = (
+    case(8.0, 0.6, "serial", "60ms", 2),
+    case(8.0, 0.6, "serial", "60ms", 3),
+    case(10.0, 0.5, "serial", "50ms", 3),
+    case(6.0, 1.0, "serial", "80ms", 2),
+    case(12.0, 1.2, "parallel", "60ms", 3),
+    case(20.0, 1.0, "parallel", "80ms", 2),
+    case(15.0, 2.0, "parallel", "70ms", 3),
+    case(5.0, 0.4, "serial", "30ms", 2),
+    case(30.0, 0.8, "parallel", "100ms", 3),
+    case(10.0, 0.3, "serial", "100ms", 3),
+)
+
+
+def scenario_of(target: ZooTarget, model: Path, *, seed: int, budget_s: float) -> Scenario:
+    document = target.document(str(model), seed=seed, seconds=budget_s)
+    document["name"] = "live-sweep"
+    document["load"]["duration"] = "3s"
+    document["search"]["space"]["batch_timeout_micros"] = TIMEOUTS_MICROS
+    if not target.threads:
+        document["fixed"]["num_batch_threads"] = 2
+    return Scenario.model_validate(document)
 
 
 def swept(scenario: Scenario) -> tuple[list[Trial], float]:
@@ -108,20 +85,22 @@ def swept(scenario: Scenario) -> tuple[list[Trial], float]:
         return [done.trial for done in found], time.monotonic() - started_s
 
 
-def regret(number: int, case: Case, budget_s: float) -> float:
+def regret(number: int, target: ZooTarget, budget_s: float) -> float:
+    emulated = target.model
+    assert isinstance(emulated, Emulated)
     with tempfile.TemporaryDirectory() as folder:
-        model = case.device.write(Path(folder) / "device")
-        scenario = case.scenario(model, seed=number, budget_s=budget_s)
+        model = emulated.write(Path(folder) / "device")
+        scenario = scenario_of(target, model, seed=number, budget_s=budget_s)
         trials, seconds = swept(scenario)
         chosen = recommend(trials, scenario=scenario)
-    device = Device(tau_s=case.device.tau_ms() / 1e3, serial=case.serial)
+    device = Device(tau_s=emulated.tau_ms() / 1e3, serial=not emulated.parallel)
     truth = true_capacities(scenario, device)
     best_rps = max(truth.values())
     true_rps = truth.get(chosen.configuration) or true_capacity(scenario, chosen.configuration, device)
     lost = 1.0 - true_rps / best_rps
     outside_s = seconds - sum(trial.seconds for trial in trials)
     print(
-        f"{number:2d} {case}: regret {lost:6.1%}, stated/true {(chosen.rate_rps or 0.0) / true_rps:.3f}, "
+        f"{number:2d} {target.name}: regret {lost:6.1%}, stated/true {(chosen.rate_rps or 0.0) / true_rps:.3f}, "
         f"{seconds:.0f} s ({outside_s:.0f} outside trials), {len(trials)} trials, {chosen.configuration.label()} "
         f"of {best_rps:.0f}/s{'' if chosen.established else '; not established'}",
         flush=True,

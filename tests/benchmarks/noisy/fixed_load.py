@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,14 @@ def true_value(device: SimulatedDevice, configuration: Configuration, question: 
     return float(said.throughput_rps[0]) if question.clients else 1.0 / p95_s
 
 
+@cache
+def known(question: Question) -> tuple[float, float]:
+    """The best of a grid, the defaults and no batching; the better of these two."""
+    device = DEVICES[question.device]
+    references = [true_value(device, one, question) for one in (DEFAULTS, NO_BATCHING)]
+    return max(*references, *(true_value(device, one, question) for one in grid(device))), max(references)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of the best, by the truth; whether it lies below a reference; whether it was called established."""
@@ -88,15 +98,13 @@ class Outcome:
         return f"{self.share:.0%}{mark}{' BAD' if self.below_reference else ''}"
 
 
-def outcome(
-    question: Question, host_name: str, budget_s: float, seed: int, best: float, floor: float
-) -> Outcome:
-    device, host = DEVICES[question.device], HOSTS[host_name]
+def outcome(question: Question, host: str, budget_s: float, seed: int) -> Outcome:
+    device, (best, floor) = DEVICES[question.device], known(question)
     scenario = new_users_scenario(device, seed=seed, budget_s=budget_s, **question.sections())
     try:
-        recommended = swept(device, host, scenario, key=f" {question.text()}").recommended
+        recommended = swept(device, HOSTS[host], scenario, key=f" {question.text()}").recommended
     except BatchtuneError as error:
-        print(f"  no answer: {question.device}, {host_name}, seed {seed}: {error.message}")
+        print(f"  no answer: {question.device}, {host}, seed {seed}: {error.message}")
         return Outcome(0.0, floor > 0.0, established=False)
     value = true_value(device, recommended.configuration, question)
     return Outcome(value / max(best, value), value < BAD * floor, recommended.established)
@@ -109,25 +117,15 @@ def main() -> None:
     parser.add_argument("--seeds", default="1-4", help="first-last")
     asked = parser.parse_args()
     first, last = map(int, asked.seeds.split("-"))
+    budgets_s = [float(word) for word in asked.budgets.split(",")]
     sums: dict[tuple[str, float], list[Outcome]] = defaultdict(list)
-    for question in QUESTIONS:
-        device = DEVICES[question.device]
-        references = [true_value(device, known, question) for known in (DEFAULTS, NO_BATCHING)]
-        best = max(*references, *(true_value(device, known, question) for known in grid(device)))
-        for host in asked.hosts.split(","):
-            for budget_s in map(float, asked.budgets.split(",")):
-                row = [
-                    outcome(question, host, budget_s, seed, best, max(references))
-                    for seed in range(first, last + 1)
-                ]
-                sums[host, budget_s] += row
-                shares = " ".join(one.text() for one in row)
-                print(
-                    f"{question.device:9} {question.text():12} {host:9} {budget_s:3.0f} s  {shares}",
-                    flush=True,
-                )
+    for question, host, budget_s in product(QUESTIONS, asked.hosts.split(","), budgets_s):
+        row = [outcome(question, host, budget_s, seed) for seed in range(first, last + 1)]
+        sums[host, budget_s] += row
+        shares = " ".join(one.text() for one in row)
+        print(f"{question.device:9} {question.text():12} {host:9} {budget_s:3.0f} s  {shares}", flush=True)
     for (host, budget_s), outcomes in sums.items():
-        share = [known.share for known in outcomes]
+        share = [one.share for one in outcomes]
         print(
             f"{host}, {budget_s:.0f} s: {len(outcomes)} sweeps, worst {min(share):.0%}; at least 95 % of the best in "
             f"{np.mean(np.array(share) >= BAD):.0%}; below a reference {sum(o.below_reference for o in outcomes)}; "

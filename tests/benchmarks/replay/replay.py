@@ -10,20 +10,19 @@ zoo has no probes), and costs as much time as it asks for, also where the record
 closed loops and their throughput. The truth of a cell is the geometric mean of its runs. A sweep is judged by what it
 recommends when its budget is spent: `within 5 %` is the share of seeds whose choice meets the SLO and loses at most
 5 % to the best feasible cell; `false feasible` the share whose choice does not meet it in truth; `optimism` the
-reported value over the true one. 100 % is one pass over the grid, each cell once. `leader` is what the sweep would
-have recommended had it ended sooner.
+reported value over the true one. 100 % is one pass over the grid, each cell once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import random
 import sys
 import tempfile
 import time
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -45,7 +44,6 @@ from batchtune.tune.trials.trial import FinishedTrial, Trial
 from tests.benchmarks.replay.record_table import clients_of, indices_of, recorded, scenario_of
 
 SHARES = (0.1, 0.2)
-LOOKS = (0.04, 0.05, 0.06, 0.07, 0.08)
 NEAR = 0.05
 SHORTEST_S = 0.1
 """Of a run."""
@@ -109,33 +107,24 @@ class Choice:
     trials: int
 
 
-def guided_choices(table: Table, budget_s: float, shares: Sequence[float], seed: int) -> list[Choice]:
-    """What one sweep with this budget would recommend after each share of a pass, and at its end."""
+def guided_choice(table: Table, budget_s: float, seed: int) -> Choice:
+    """What one sweep with this budget recommends."""
     budget = table.scenario.search.budget.model_copy(update={"time_s": budget_s})
     search = table.scenario.search.model_copy(
         update={"strategy": "guided", "budget": budget, "seed": seed + 1}
     )
     scenario = table.scenario.model_copy(update={"search": search})
     bench = RecordedBench(table, seed=seed)
-    trials: list[Trial] = []
-    ends_s: list[float] = []
-    for done in sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s):
-        trials.append(done.trial)
-        ends_s.append(bench.now_s())
-    counts = [bisect_right(ends_s, share * table.pass_s) for share in shares]
-    return [_choice(table, scenario, bench, trials[:count]) for count in (*counts, len(trials))]
-
-
-def _choice(table: Table, scenario: Scenario, bench: RecordedBench, trials: Sequence[Trial]) -> Choice:
-    seconds = math.fsum(one.seconds for one in trials)
-    try:
+    nodes = sweep_nodes(scenario, lambda _report: OneServer(bench), now_s=bench.now_s)
+    trials = [done.trial for done in nodes]
+    cell, reported = None, math.nan
+    with contextlib.suppress(NoFeasibleConfigurationError, InconclusiveError):
         chosen = recommend(trials, scenario=scenario)
-    except (NoFeasibleConfigurationError, InconclusiveError):
-        return Choice(cell=None, reported=math.nan, seconds=seconds, trials=len(trials))
-    nearest, _ = bench.nearest(chosen.configuration, None)
-    point = Space(table.scenario).locate(nearest)
-    cell = None if point is None else indices_of(point, table.scenario)
-    return Choice(cell=cell, reported=chosen.throughput_rps.value, seconds=seconds, trials=len(trials))
+        nearest, _ = bench.nearest(chosen.configuration, None)
+        point = Space(table.scenario).locate(nearest)
+        cell = None if point is None else indices_of(point, table.scenario)
+        reported = chosen.throughput_rps.value
+    return Choice(cell=cell, reported=reported, seconds=bench.now_s(), trials=len(trials))
 
 
 class RecordedBench:
@@ -217,15 +206,11 @@ def main() -> None:
     with ProcessPoolExecutor(asked.processes) as pool:
         for share in shares:
             started_s = time.monotonic()
-            looks = [look for look in LOOKS if look < share]
-            sweeping = partial(guided_choices, table, share * table.pass_s, looks)
-            swept = list(pool.map(sweeping, range(asked.seeds)))
-            choices = [one[-1] for one in swept]
+            sweeping = partial(guided_choice, table, share * table.pass_s)
+            choices = list(pool.map(sweeping, range(asked.seeds)))
             spent = np.median([one.seconds for one in choices]) / table.pass_s
             trials = np.median([one.trials for one in choices])
             print(f"{'guided':>12} at {share:6.1%}  {judge(table, choices)}")
-            for at, look in enumerate(looks):
-                print(f"{'leader':>12} at {look:6.1%}  {judge(table, [one[at] for one in swept])}")
             print(
                 f"{'':>12} used {spent:.1%}, {trials:.0f} trials; {time.monotonic() - started_s:.0f} s of tuner "
                 f"for {asked.seeds} seeds",

@@ -66,8 +66,9 @@ class Judged:
 
     @property
     def outside(self) -> bool:
-        known = self.chosen is not None and self.truth is not None
-        return known and self.chosen not in self.truth.candidates
+        if self.chosen is None or self.truth is None:
+            return False
+        return self.chosen not in self.truth.candidates
 
     @property
     def fresh_inside(self) -> int:

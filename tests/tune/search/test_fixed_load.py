@@ -25,7 +25,7 @@ from batchtune.tune.search.fixed_load import FixedLoadSearch
 from batchtune.tune.sweep.sweep import sweep
 from batchtune.tune.trials.trial import Trial
 from batchtune.twin.simulator.simulate import Device
-from tests.benchmarks.replay.replay import NEAR, guided_choices, read_table
+from tests.benchmarks.replay.replay import NEAR, guided_choice, read_table
 from tests.tune.answer.ledgers import BATCH_8, BATCH_14, BUSY, SCENARIO, SEARCH, at_rate
 from tests.tune.tune_fakes import exactly, planted, remeasured, scenario_of
 from tests.twin.simulated_fleet import simulated_server
@@ -204,7 +204,7 @@ def scaled(quantile: Estimate, factor: float) -> Estimate:
 def test_a_recorded_grid_gives_nearly_the_best_in_a_sixteenth_of_a_pass(name: str) -> None:
     """Of the first, the best batches wait until all clients are in: a timeout, which the curve must be asked of."""
     table = read_table(name)
-    (choice,) = guided_choices(table, 0.063 * table.pass_s, (), seed=2)
+    choice = guided_choice(table, 0.063 * table.pass_s, seed=2)
     assert table.regret(choice.cell) <= NEAR
 
 

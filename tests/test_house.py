@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
@@ -27,10 +26,6 @@ they are to end is 42,000, 300, 400 and 600."""
 
 HAND_SET_NUMBERS = 168
 """Of the rooms `tune` and its answer, as `hand_set_numbers` counts them. It only falls; 60 are enough."""
-
-WORDS_FOR_NOTHING = {"one", "found", "seen", "told", "each"}
-NAMED_AFTER_NOTHING = {"scenario": 1}  # target.found, a key that runs have kept
-"""How many variables of a room are still called so: a number that only falls."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -56,8 +51,8 @@ def test_a_tool_finds_nothing(words: tuple[str, ...]) -> None:
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Asserts, calls, names, parameters, classes and expressions that stand alone, each with its module's path."""
-    kinds = {ast.Assert, ast.Call, ast.Name, ast.arg, ast.ClassDef, ast.Expr}
+    """Asserts, calls, classes and expressions that stand alone, each with its module's path."""
+    kinds = {ast.Assert, ast.Call, ast.ClassDef, ast.Expr}
     return [(path, node) for path, tree in trees().items() for node in ast.walk(tree) if type(node) in kinds]
 
 
@@ -92,18 +87,6 @@ def test_every_module_says_in_its_first_line_what_it_is() -> None:
     first_lines = {path: (ast.get_docstring(tree) or "").partition("\n")[0] for path, tree in trees().items()}
     assert not [path for path, line in first_lines.items() if trees()[path].body and not line]
     assert not [path for path, line in first_lines.items() if "?" in line]
-
-
-def test_no_more_variables_are_named_after_nothing() -> None:
-    """Bound as a variable or a parameter; who names some of a room lowers its number."""
-    counts = Counter(path.split("/")[0] for path, node in nodes() if bound_name(node) in WORDS_FOR_NOTHING)
-    assert not {room: count for room, count in counts.items() if count > NAMED_AFTER_NOTHING.get(room, 0)}
-
-
-def bound_name(node: ast.AST) -> str:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return node.id
-    return node.arg if isinstance(node, ast.arg) else ""
 
 
 def test_the_house_keeps_within_its_budgets() -> None:

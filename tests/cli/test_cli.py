@@ -132,6 +132,7 @@ def kept_ledger(folder: Path, *, trials: int = 1) -> Path:
 CAPACITY = ("--set", "objective=capacity", "--set", "load.arrivals=poisson", "--set", "load.concurrency=null")
 SPACE = "{max_batch_size: [4, 16], batch_timeout_micros: [0, 1000], num_batch_threads: [1]}"
 LOST = ("./emulated", "./nothing")
+NO_SECOND = "s.yaml:5: target.models.1.model: './nothing' does not exist"
 NO_PATH = "s.yaml:5: target.model: './nothing' does not exist"
 
 
@@ -147,6 +148,9 @@ NO_PATH = "s.yaml:5: target.model: './nothing' does not exist"
         ("load", *LOST, (NO_PATH,)),
         ("sweep --optuna-storage study.txt", "", "", ("--optuna-storage: no SQLite file: 'study.txt'",)),
         ("load", "protocol: grpc", "protocol: kserve_grpc", ("request.protocol", "--rest-url")),
+        ("load", SCENARIO, SEVERAL, (NO_SECOND,)),
+        ("compare", SCENARIO, SEVERAL, (NO_SECOND,)),
+        ("check --paired", SCENARIO, SEVERAL, (NO_SECOND,)),
         ("load --json --csv", "", "", ("--json and --csv",)),
         ("load --concurrency 4 --rate 10", "", "", ("exclude each other",)),
         ("load --concurrency 0.5", "", "", ("0.5",)),
@@ -170,18 +174,6 @@ def test_a_mistake_is_named_before_anything_is_launched(
     assert all(part in done.stderr for part in ("error: ", *expected)), done.stderr
     assert "launching" not in done.stderr
     assert not (scenario.parent / "results").exists()
-
-
-@pytest.mark.parametrize("words", ["load", "compare", "check --paired"])
-def test_a_path_of_one_of_several_models_that_leads_nowhere_is_named_with_its_line(
-    scenario: Path, words: str
-) -> None:
-    scenario.write_text(SEVERAL)
-    command, *options = words.split()
-    done = answered(command, scenario, *options, cwd=scenario.parent)
-    assert done.returncode == 2
-    assert "s.yaml:5: target.models.1.model: './nothing' does not exist" in done.stderr
-    assert "preparing" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,3 +159,30 @@ def test_two_models_are_compared_and_checked_side_by_side(two_models: Path, tmp_
     gates = [(gate["model"], gate["metric"]) for gate in account["gates"]]
     assert gates == [("quick", "errors"), ("slow", "errors")]
     assert "Is it still as good?" in (tmp_path / account["run"] / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_two_models_are_loaded_at_once_and_each_alone(two_models: Path, tmp_path: Path) -> None:
+    text = SCENARIO.replace(
+        "space: {max_batch_size: [2]}", "batching: {max_batch_size: 2}, request: {rows: 2}"
+    )
+    two_models.write_text(text.replace(SEARCH, ""))
+    done = batchtune("load", two_models, "--set", "load.duration=400ms", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5, 6), done.stderr  # so short a run may leave the SLO unsure
+    document = json.loads(done.stdout)
+    for name, rate, rows in (("quick", 200.0, 1), ("slow", 100.0, 2)):
+        for beside in ("together", "alone"):
+            measured = document["models"][name][beside]["measurement"]
+            assert (measured["offered_rps"], measured["errors"]) == (pytest.approx(rate, rel=0.5), {})
+            per_request = measured["throughput_rows_per_s"]["value"] / measured["throughput_rps"]["value"]
+            assert per_request == pytest.approx(rows)
+    assert set(document["server"]["model_batches"]) == set(document["models"]) == {"quick", "slow"}
+    run = tmp_path / document["run"]
+    assert [(trial["reason"], *trial["parts"]) for trial in trials_of(run)] == [
+        ("together", "quick", "slow"),
+        ("alone", "quick"),
+        ("alone", "slow"),
+    ]
+    assert re.search(
+        r"model slow version 1 is available: .* max_batch_size 2,", (run / "server.log").read_text()
+    )

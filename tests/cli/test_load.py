@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from batchtune.report.live_view import sweep_view
 from batchtune.tune.evidence.best_point import spoilt_by
 from batchtune.tune.loader import REPEATS_MAX
 from tests.cli.in_process import answered
-from tests.cli.test_cli import EMULATED, batchtune, write_version
+from tests.cli.test_cli import EMULATED, write_version
 from tests.server.server_process import ServerProcess
 from tests.target.kserve_server import KserveServer
 from tests.tune.tune_fakes import (
@@ -56,8 +55,6 @@ slo: {}
 objective: throughput
 """
 ASKED = LoadRequest(results=None, json=True, quiet=True)
-FAR_TOO_MANY = 500
-"""Clients of a server that answers them all in 2 ms: more than one load generator may be able to serve."""
 
 
 @pytest.fixture
@@ -66,17 +63,6 @@ def scenario(tmp_path: Path) -> Path:
     path = tmp_path / "scenario.yaml"
     path.write_text(SCENARIO)
     return path
-
-
-@pytest.mark.slow
-def test_a_load_ends_with_6_exactly_when_its_point_shows_the_client_or_the_host(scenario: Path) -> None:
-    """Whether so many clients outrun the server before they outrun their own core is up to the machine."""
-    done = batchtune("load", scenario, "--concurrency", str(FAR_TOO_MANY), cwd=scenario.parent)
-    void = "INVALID: the load generator was the limit here" in done.stdout or "NOISY: " in done.stdout
-    assert done.returncode == (6 if void else 0), done.stderr
-    assert ("invalid: no point is a measurement of the server: " in done.stderr) == void
-    assert "requests/s" in done.stdout
-    assert "the device is emulated" in done.stdout
 
 
 def test_a_load_is_kept_as_a_run_that_is_no_sweep(scenario: Path) -> None:
@@ -247,52 +233,3 @@ def test_a_running_kserve_server_is_loaded(kserve_scenario: Path, protocol: str,
     assert point["measurement"]["requests"] > 0
     assert refused.returncode == 7
     assert "nope" in refused.stdout + refused.stderr
-
-
-@pytest.mark.slow
-def test_several_models_are_loaded_at_once_and_each_alone(tmp_path: Path) -> None:
-    for name in ("quick", "slow"):
-        write_version(tmp_path / name)
-    scenario = tmp_path / "two.yaml"
-    scenario.write_text(
-        f"""\
-name: two
-target:
-  models:
-    - {{name: quick, model: {tmp_path}/quick, rate: 200/s}}
-    - {{name: slow, model: {tmp_path}/slow, rate: 50/s, request: {{rows: 4}}, slo: {{p95: 10s}},
-       batching: {{max_batch_size: 4}}}}
-load: {{arrivals: poisson, warm_up: 100ms, duration: 400ms}}
-objective: latency
-fixed: {{max_batch_size: 8, batch_timeout_micros: 0, num_batch_threads: 1}}
-"""
-    )
-    done = batchtune("load", scenario, "--json", cwd=tmp_path)
-    assert done.returncode in (0, 5, 6), done.stderr  # so short a run may leave the SLO unsure
-    document = json.loads(done.stdout)
-    assert set(document["models"]) == {"quick", "slow"}
-    for name, rate, rows in (("quick", 200.0, 1), ("slow", 50.0, 4)):
-        for beside in ("together", "alone"):
-            measured = document["models"][name][beside]["measurement"]
-            assert measured["offered_rps"] == pytest.approx(rate, rel=0.5)
-            assert measured["errors"] == {}
-            per_request = measured["throughput_rows_per_s"]["value"] / measured["throughput_rps"]["value"]
-            assert per_request == pytest.approx(rows)
-    assert document["models"]["quick"]["together"]["measurement"]["verdict"] in (None, "INVALID", "NOISY")
-    assert set(document["server"]["model_batches"]) == {"quick", "slow"}
-    ledger = (tmp_path / document["run"] / "trials.jsonl").read_text().splitlines()
-    parts = [
-        (one["reason"], name, part["configuration"]["batching"]["max_batch_size"])
-        for one in map(json.loads, ledger)
-        for name, part in one["parts"].items()
-    ]
-    assert parts == [
-        ("together", "quick", 8),
-        ("together", "slow", 4),
-        ("alone", "quick", 8),
-        ("alone", "slow", 4),
-    ]
-    log = (tmp_path / document["run"] / "server.log").read_text()
-    assert re.search(r"model quick version 1 is available: .* max_batch_size 8,", log)
-    assert re.search(r"model slow version 1 is available: .* max_batch_size 4,", log)
-    assert not (tmp_path / document["run"] / "report.html").exists()

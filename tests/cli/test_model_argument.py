@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
@@ -297,19 +296,6 @@ def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_
     assert done.returncode == 7
     assert "the batch dimension is fixed" in done.stderr
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.slow
-def test_a_model_is_loaded_by_rest_and_its_scenario_kept(emulated: Path, tmp_path: Path) -> None:
-    options = ("--rest", "--concurrency", "2", "--set", "load.duration=200ms", "--set", "max_batch_size=4")
-    done = answered("load", emulated, *options, "--json", cwd=tmp_path)
-    assert done.returncode in (0, 6), done.stderr
-    assert "x float32 [?, 8]; 1 row answered in" in done.stderr
-    document = json.loads(done.stdout)
-    kept = yaml.safe_load((tmp_path / document["run"] / "scenario.yaml").read_text())
-    assert kept["target"]["model"] == str(emulated)
-    assert (kept["request"]["protocol"], kept["load"]["concurrency"]) == ("rest", 2)
-    assert [point["configuration"]["batching"]["max_batch_size"] for point in document["points"]] == [4]
 
 
 @pytest.mark.slow

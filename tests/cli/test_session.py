@@ -126,9 +126,8 @@ def test_a_sweep_and_recommend_name_the_same_budget_for_the_next_step(tmp_path: 
         begun = current.begin(current.scenario)
     assert begun is not None
     longer = parse_scenario(TEXT.replace("10s", "90s"))
-    with session(
-        longer, results=tmp_path, quiet=True, run=Run(begun.path), trials=[trial("a", 1)]
-    ) as current:
+    resumed = {"run": Run(begun.path), "trials": [trial("a", 1)]}
+    with session(longer, results=tmp_path, quiet=True, **resumed) as current:
         run = current.begin(longer)
     assert run is not None
     step = to_establish(run, longer, current.trials)

@@ -142,12 +142,6 @@ def test_simulate_answers_every_combination_and_agrees_with_what_was_measured(
     assert simulated["latency_s"]["p95"]["value"] == pytest.approx(measured.latency_s["p95"].value, rel=0.15)
 
 
-def test_simulate_takes_ranges_of_rates(ask: Ask) -> None:
-    points = predicted(ask, "simulate", "--rate", "200:800:x2")["points"]
-    assert [point["traffic"]["rate_rps"] for point in points] == [200.0, 400.0, 800.0]
-    assert [round(point["throughput_rps"]["value"], -2) for point in points] == [200.0, 400.0, 800.0]
-
-
 def test_overload_is_told_as_what_is_completed_and_what_is_refused(ask: Ask) -> None:
     """A million requests/s: a simulation of them lasts 40 ms, one batch of 100,000 rows takes 5 s."""
     sizes = ("--set", "max_batch_size=16,100000", "--set", "num_batch_threads=1")
@@ -254,16 +248,6 @@ def test_a_plan_is_for_the_configuration_that_is_recommended_for_its_slo(ask: As
     assert len(set(labels)) == 2
 
 
-@pytest.mark.parametrize("slower", [0.2, pytest.param(5.0, marks=pytest.mark.slow)])
-def test_a_twin_outside_the_bracket_is_told_and_the_measured_rate_counts(
-    ask: Ask, capacity_run: Path, twin_made: Callable[[Change], None], slower: float
-) -> None:
-    twin_made(lambda twin: twin.slower(slower))
-    plan = predicted(ask, *PLAN, root=capacity_run)
-    assert (plan["per_replica_rps"]["value"], plan["advised"]) == (4_000.0, 100)
-    assert not 3_900.0 < plan["twin_rps"] < 6_600.0
-
-
 HELD = "one replica met the SLO at 450/s; no rate that misses the SLO was found"
 MISSED = "no run at a fixed rate met the SLO; the capacity of one replica is below 1,000/s"
 BETWEEN = "one replica met the SLO at 9,340/s; its capacity is below 11,200/s"
@@ -300,14 +284,6 @@ def test_a_rate_that_is_not_confirmed_is_told_as_such(missed_rps: float | None, 
     text = measured_text(MeasuredRates(held_rps=870.0, missed_rps=missed_rps, **doubted), 900.0)
     doubt = "not confirmed: 2 confirmation runs missed it there or above"
     assert text == f"one replica is expected to meet the SLO at 870/s ({doubt}); {ends}"
-
-
-def test_what_was_not_measured_has_the_word_of_the_twin(ask: Ask, capacity_run: Path) -> None:
-    """Other parameters, and a closed loop."""
-    plan = predicted(ask, "plan", "--rate", "50k/s", "--set", "max_batch_size=24", root=capacity_run)
-    (point,) = predicted(ask, "simulate", *SIXTEEN, "--concurrency", "32", root=capacity_run)["points"]
-    for told in (plan, point):
-        assert (told["measured"], told["twin_rps"]) == (None, None)
 
 
 def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
@@ -352,62 +328,42 @@ def test_plan_says_replicas_with_an_interval_by_the_scenarios_limit_where_none_i
     assert plan["advised"] >= 50_000 / plan["saturation_rps"]
 
 
-def test_a_plan_that_spares_replicas_says_what_is_left(ask: Ask) -> None:
-    spared = ("--failing", "2", "--routing", "random")
-    plan = predicted(ask, "plan", "--rate", "5k/s", "--slo-p95", "20ms", *spared)
-    assert plan["failure"]["down"] == 2
-    assert plan["failure"]["latency_s"]["p95"]["value"] <= 0.02
-
-
-def test_the_scenarios_own_steps_are_simulated_as_what_is_offered(ask: Ask, tmp_path: Path) -> None:
-    steps = [{"rate": "500/s", "duration": "400ms"}, {"rate": "20k/s", "duration": "600ms"}]
-    load = {"arrivals": "steps", "steps": steps, "warm_up": "0s"}
-    recorded(tmp_path, scenario_of(load=load, objective="latency"), PROBED)
-    (point,) = predicted(ask, "simulate", *SIXTEEN, root=tmp_path)["points"]
-    assert point["traffic"]["rate_rps"] == pytest.approx(12_200.0)
-    assert point["throughput_rps"]["value"] < 6_100.0
-    assert any(reason.startswith("overload: 12,200 requests/s") for reason in point["extrapolations"])
-
-
 TEN = ("plan", "--rate", "10")
-TWO_LIMITS = ("--slo-p95", "1s", "--slo-p50", "1us")
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "expected"),
+    ("words", "expected"),
     [
-        (("plan",), 2, "write --rate 10000, or 10k/s"),
-        ((*TEN, "--exact"), 2, "--exact: this option of plan no longer exists"),
-        (("plan", "--profile=day.csv"), 2, "plan for the peak with --rate"),
-        ((*TEN, "--failing", "none"), 2, "--failing none: expected replicas"),
-        ((*TEN, "--failing", "0"), 2, "write --failing 1 for one replica"),
-        ((*TEN, "--failing", "100%"), 2, "less than 100 %"),
-        ((*TEN, "--failing", "x%"), 2, "--failing: expected a percentage"),
-        (("simulate", "--set", "max_batch=4"), 2, "did you mean 'max_batch_size'"),
-        (("simulate", "--set", "max_batch_size"), 2, "expected KEY=VALUE"),
-        (("simulate", "--set", "max_batch_size=many"), 2, "is not a whole number"),
-        (("simulate", "--set", "max_batch_size=0"), 2, "--set max_batch_size=0: out of its range"),
-        (("simulate", "--set", "max_batch_size=1000000000000"), 2, "give a whole number from 1 to 100,000"),
-        ((*TEN, "--set", "num_batch_threads=0"), 2, "give a whole number from 1"),
-        (("simulate", "--set", "batch_timeout_micros=-1"), 2, "give a whole number from 0"),
-        (("simulate", "--rate", "5", "--concurrency", "5"), 2, "exclude each other"),
-        (("simulate", "--rate", "0"), 2, "not above 0"),
-        (("simulate", "--concurrency", "1.5"), 2, "is not a number of clients"),
-        (("plan", "--rate", "0"), 2, "not above 0"),
-        ((*TEN, "--slo-p95", "soon"), 2, "--slo-p95: expected a duration"),
-        ((*TEN, "--set", "max_batch_size=4,8"), 2, "batchtune simulate"),
-        ((*TEN, *TWO_LIMITS), 5, "the simulator predicts no rate that meets p50 within 1 µs and p95"),
+        (("plan",), "write --rate 10000, or 10k/s"),
+        ((*TEN, "--exact"), "--exact: this option of plan no longer exists"),
+        (("plan", "--profile=day.csv"), "plan for the peak with --rate"),
+        ((*TEN, "--failing", "none"), "--failing none: expected replicas"),
+        ((*TEN, "--failing", "0"), "write --failing 1 for one replica"),
+        ((*TEN, "--failing", "100%"), "less than 100 %"),
+        ((*TEN, "--failing", "x%"), "--failing: expected a percentage"),
+        (("simulate", "--set", "max_batch=4"), "did you mean 'max_batch_size'"),
+        (("simulate", "--set", "max_batch_size"), "expected KEY=VALUE"),
+        (("simulate", "--set", "max_batch_size=many"), "is not a whole number"),
+        (("simulate", "--set", "max_batch_size=0"), "--set max_batch_size=0: out of its range"),
+        (("simulate", "--set", "max_batch_size=1000000000000"), "give a whole number from 1 to 100,000"),
+        ((*TEN, "--set", "num_batch_threads=0"), "give a whole number from 1"),
+        (("simulate", "--set", "batch_timeout_micros=-1"), "give a whole number from 0"),
+        (("simulate", "--rate", "5", "--concurrency", "5"), "exclude each other"),
+        (("simulate", "--rate", "0"), "not above 0"),
+        (("simulate", "--concurrency", "1.5"), "is not a number of clients"),
+        (("plan", "--rate", "0"), "not above 0"),
+        ((*TEN, "--slo-p95", "soon"), "--slo-p95: expected a duration"),
+        ((*TEN, "--set", "max_batch_size=4,8"), "batchtune simulate"),
     ],
 )
 def test_mistakes_are_named_and_cured(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, expected: str
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
 ) -> None:
-    if code == 2 and expected != "batchtune simulate":  # that depends on the run
+    if expected != "batchtune simulate":  # that depends on the run
         monkeypatch.setattr(cli_calibrated, "calibrate", None)  # what is misspelt is told before
     ended, out, err = ask(*words)
-    assert (ended, out) == (code, "")
+    assert (ended, out) == (2, "")
     assert "error: " in err
-    assert "hint: " in err or code == 2
     assert expected in err
 
 

@@ -17,9 +17,7 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.check import CHECK_BLOCKS_MAX
 from batchtune.target.container import tfservings_container
 from batchtune.target.model_files import export_model, version_files
-from batchtune.target.tfserving import TfServingTarget
 from tests.cli.test_cli import EMULATED
-from tests.target.stand_in_docker import StandInDocker
 from tests.target.test_model_files import touched, write_onnx_naming
 
 SCENARIO = """\
@@ -264,18 +262,6 @@ def test_a_batching_file_of_another_server_is_read_as_a_sweep_reads_it(
     scenario = candidate(batching="serve.sh")
     assert scenario.configuration({}).batching.max_batch_size == 4
     assert dict(scenario.configuration({}).flags) == {"grpc_max_threads": "30"}
-
-
-def test_the_image_of_a_side_is_what_the_engine_is_asked_to_run(here: Path) -> None:
-    docker = StandInDocker(here)
-    scenario = candidate(image="serving:1.1", set=[f"target.docker.program={docker.program}"])
-    with TfServingTarget(scenario.target) as target:
-        startup_s = target.apply(scenario.configuration({}))
-        assert startup_s is not None
-        assert startup_s > 0.0
-        target.stop()
-        assert not target.alive()
-    assert "serving:1.1" in docker.command_lines[0]
 
 
 def test_the_help_names_every_word_of_both_sides() -> None:

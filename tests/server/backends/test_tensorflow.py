@@ -242,7 +242,12 @@ def no_examples() -> bytes:
     ],
 )
 def test_recorded_requests_and_then_allowed_sizes_are_run_first(
-    recorded: Sequence[int], parameters: Any, iterations: int, expected: Any, counted: Counted, tmp_path: Path
+    recorded: Sequence[int],
+    parameters: BatchingParameters | None,
+    iterations: int,
+    expected: list[int],
+    counted: Counted,
+    tmp_path: Path,
 ) -> None:
     model, rows = counted
     write_warmup_requests(tmp_path, *(predict(count, 1) for count in recorded))

@@ -25,6 +25,7 @@ from batchtune.wire.signature import Signature, TensorSpec
 from batchtune.wire.status import StatusError
 
 Outputs = dict[str, NDArray[Any]]
+Names = tuple[str, ...] | None
 X, Y = (TensorSpec(name=name, dtype="float32", shape=(None, 1)) for name in "xy")
 SIGNATURE = Signature(name="s", method_name="tensorflow/serving/predict", inputs=(X,), outputs=(Y,))
 
@@ -83,7 +84,7 @@ class Loop:
         return servable
 
     def ask(
-        self, inputs: Outputs, *, signature: str, names: Any = None, deadline_ns: int | None = None
+        self, inputs: Outputs, *, signature: str, names: Names = None, deadline_ns: int | None = None
     ) -> asyncio.Future[Outputs]:
         answered: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
 

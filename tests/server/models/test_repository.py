@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,9 @@ QUICK = ServerFlags(
 LOOK_ONCE = ServerFlags(file_system_poll_wait_seconds=0, max_num_load_retries=0)
 
 
+Load = Callable[[Path, ServerFlags], LoadedModel]
+
+
 class Shelf:
     """Versions of emulated models on disk, and a repository of them; a function for the event loop runs at once."""
 
@@ -63,7 +66,9 @@ class Shelf:
             (self.folder / name).mkdir(exist_ok=True)
             staging.rename(self.folder / name / str(version))
 
-    def started(self, *models: ModelConfig | str, flags: ServerFlags = QUICK, load: Any = load_model) -> Any:
+    def started(
+        self, *models: ModelConfig | str, flags: ServerFlags = QUICK, load: Load = load_model
+    ) -> ModelRepository:
         """A repository that has begun; of a model that is given by its name, version 1 is there."""
         for name in models:
             if isinstance(name, str):
@@ -97,7 +102,7 @@ class Shelf:
         return repository
 
     def loaded(self, *models: ModelConfig | str, **options: Any) -> ModelRepository:
-        repository: ModelRepository = self.started(*models, **options)
+        repository = self.started(*models, **options)
         repository.wait_until_loaded()
         return repository
 

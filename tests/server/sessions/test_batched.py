@@ -27,6 +27,7 @@ from tests.server.scheduling.manual_clock import ManualClock
 from tests.server.sessions.session_fakes import Answer, Arrays, Observer, deliver
 
 Make = Callable[..., "Session"]
+Names = tuple[str, ...] | None
 ONE = np.ones((1, 1), np.float32)
 
 
@@ -85,7 +86,7 @@ class Session:
         deliver(completions)
 
     def submit(
-        self, *rows: Any, outputs: Any = None, deadline_ns: int | None = None, inputs: Arrays | None = None
+        self, *rows: Any, outputs: Names = None, deadline_ns: int | None = None, inputs: Arrays | None = None
     ) -> Answer:
         answer = Answer()
         inputs = inputs if inputs is not None else {"x": np.array(rows, np.float32)}

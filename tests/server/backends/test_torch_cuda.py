@@ -297,7 +297,7 @@ def test_a_surprise_while_recording_costs_no_lane(cuda: FakeCuda) -> None:
         ({**SPLITTING, "max_batch_size": 64, "max_execution_batch_size": 4}, (1, 2, 3, 4)),
     ],
 )
-def test_graphs_are_of_the_batches_sizes(parameters: dict[str, Any] | None, sizes: tuple[int, ...]) -> None:
+def test_graphs_have_the_sizes_of_batches(parameters: dict[str, Any] | None, sizes: tuple[int, ...]) -> None:
     assert expected_sizes(None if parameters is None else BatchingParameters(**parameters)) == sizes
 
 
@@ -507,7 +507,9 @@ def test_a_lost_gpu_ends_the_process(cuda: FakeCuda, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_weights_come_before_lanes(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_come_before_the_lanes(
+    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exported(tmp_path, mixed=False)
     monkeypatch.setattr("batchtune.server.backends.torch.loading.device_of", lambda *_: CudaDevice(cuda, 0))
     load_model(tmp_path, ServerFlags(device="cuda"))

@@ -393,36 +393,12 @@ def test_a_full_queue_is_retried_when_a_retrier_is_given(make: Make) -> None:
     retrier.close()
 
 
-def unbatched(
-    runner: Callable[[Mapping[str, NDArray[Any]]], Arrays], *, threads: RequestThreads
-) -> UnbatchedSession:
-    return UnbatchedSession(
-        signature=signature(), runner=runner, threads=threads, observer=Metrics(), deliver=deliver
-    )
-
-
-def test_without_batching_each_request_runs_alone() -> None:
+def test_without_batching_each_request_runs_alone_and_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         seen.append(len(inputs["x"]))
-        return double_and_sum(inputs)
-
-    threads = RequestThreads(2)
-    session = unbatched(run, threads=threads)
-    answers = [Answer() for _ in range(6)]
-    for rows, answer in enumerate(answers):
-        outputs = ("sum",) if rows == 5 else None
-        session.submit({"x": np.full((rows, 2), 1, np.float32)}, outputs, None, answer)
-    threads.close()
-    assert sorted(seen) == [0, 1, 2, 3, 4, 5]
-    assert [answer.sums for answer in answers] == [[2] * rows for rows in range(6)]
-    assert list(answers[5].outputs or ()) == ["sum"]
-
-
-def test_without_batching_errors_and_deadlines_reach_one_request(caplog: pytest.LogCaptureFixture) -> None:
-    def run(inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        match int(inputs["x"][0, 0]):
+        match inputs["x"].max(initial=0):
             case 1:
                 raise StatusError("FAILED_PRECONDITION", "one")
             case 2:
@@ -433,14 +409,24 @@ def test_without_batching_errors_and_deadlines_reach_one_request(caplog: pytest.
                 return double_and_sum(inputs)
 
     threads = RequestThreads(1)
-    session = unbatched(run, threads=threads)
-    answers = [Answer() for _ in range(5)]
-    for number, answer in enumerate(answers):
-        x = np.full((1, 1), number, np.float32)
-        session.submit({"x": x}, None, 1 if number == 4 else None, answer)
+    session = UnbatchedSession(
+        signature=signature(), runner=run, threads=threads, observer=Metrics(), deliver=deliver
+    )
+    requests: list[tuple[int, int, Names, int | None]] = [
+        *((rows, 9, None, None) for rows in (0, 1, 4)),
+        (5, 9, ("sum",), None),
+        *((1, number, None, None) for number in (1, 2, 3)),
+        (1, 4, None, 1),
+    ]
+    answers = [Answer() for _ in requests]
+    for (rows, number, outputs, deadline_ns), answer in zip(requests, answers, strict=True):
+        session.submit({"x": np.full((rows, 2), number, np.float32)}, outputs, deadline_ns, answer)
     threads.close()
-    codes = [answer.error.code if answer.error else "" for answer in answers]
-    assert codes == ["", "FAILED_PRECONDITION", "INTERNAL", "INTERNAL", "DEADLINE_EXCEEDED"]
+    assert seen == [0, 1, 4, 5, 1, 1, 1]
+    assert [answer.sums for answer in answers[:4]] == [[], [18], [18] * 4, [18] * 5]
+    assert [list(answer.outputs or ()) for answer in answers[2:4]] == [["double", "sum"], ["sum"]]
+    codes = [answer.error.code for answer in answers if answer.error]
+    assert codes == ["FAILED_PRECONDITION", "INTERNAL", "INTERNAL", "DEADLINE_EXCEEDED"]
     assert "RuntimeError: two" in caplog.text
     with pytest.raises(StatusError, match="UNAVAILABLE"):
         session.submit({}, None, None, Answer())

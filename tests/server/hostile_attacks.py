@@ -10,7 +10,7 @@ import gzip
 import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,12 @@ import numpy as np
 
 from batchtune.wire.http2 import LARGEST_WINDOW, PREFACE, encode_block
 from batchtune.wire.tfserving.tensors import encode_predict_request
-from tests.wire.wire_peers import grpc_message, raw_frame
+from tests.wire.wire_peers import REQUEST_HEADERS, grpc_message, raw_frame
 
 DATA, HEADERS, _, RST, SETTINGS, _, PING, _, WINDOW, CONTINUATION = range(10)
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 CLASSIFY = "/tensorflow.serving.PredictionService/Classify"
+MULTI_INFERENCE = "/tensorflow.serving.PredictionService/MultiInference"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 MODEL = """
 service_time: {base_ms: 0.0}
@@ -106,16 +107,8 @@ def connect_grpc(port: int, *, window: int = LARGEST_WINDOW, receive_bytes: int 
 
 
 def head(stream_id: int, path: str = PREDICT, *more: tuple[str, str], flags: int = 4) -> bytes:
-    fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", path),
-        (":authority", "x"),
-        ("te", "trailers"),
-    ]
-    return raw_frame(
-        HEADERS, flags, stream_id, encode_block([*fields, ("content-type", "application/grpc"), *more])
-    )
+    fields = [*REQUEST_HEADERS[:2], (":path", path), *REQUEST_HEADERS[3:], *more]
+    return raw_frame(HEADERS, flags, stream_id, encode_block(fields))
 
 
 def data(stream_id: int, message: bytes, *, compressed: bytes = b"") -> bytes:
@@ -180,6 +173,12 @@ def read_http(client: socket.socket, count: int = 1) -> None:
         held += chunk
 
 
+def read_to_end(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while client.recv(1 << 18):
+            pass
+
+
 # What they do
 
 
@@ -194,14 +193,8 @@ def refused_predicts(ports: Ports) -> list[socket.socket]:
 def unread_reflection(ports: Ports) -> list[socket.socket]:
     """4,000 questions of a client whose window stays closed (D3)."""
     client = connect_grpc(ports.grpc, window=0)
-    question = _field(4, b"tensorflow.serving.PredictionService")
-    try:
-        client.sendall(head(1, REFLECTION))
-        for _ in range(4_000):
-            client.sendall(raw_frame(DATA, 0, 1, grpc_message(question)))
-    except OSError:
-        pass
-    return [client]
+    question = raw_frame(DATA, 0, 1, grpc_message(_field(4, b"tensorflow.serving.PredictionService")))
+    return [_send_on(client, [head(1, REFLECTION), *[question] * 4_000])]
 
 
 def long_words(ports: Ports) -> list[socket.socket]:
@@ -223,12 +216,8 @@ def refused_requests(ports: Ports) -> list[socket.socket]:
     call_all(ports.grpc, (encode_predict_request("m", "", wrong) for _ in range(5_000)), at_once=100)
     with connect(ports.rest) as client:
         for number in range(10_000):
-            client.sendall(
-                post(
-                    f"/v1/models/{'m' if number % 2 else f'n{number}'}:predict",
-                    b'{"instances": [%d}' % number,
-                )
-            )
+            name = "m" if number % 2 else f"n{number}"
+            client.sendall(post(f"/v1/models/{name}:predict", b'{"instances": [%d}' % number))
             read_http(client)
     return []
 
@@ -237,9 +226,10 @@ def unread_grpc(ports: Ports) -> list[socket.socket]:
     """1,000 clients that ask for 64 kB a hundred times over, and read nothing; every second keeps its windows closed."""
     message = encode_predict_request("wide", "", ROW)
     return [
-        _ask_on(
+        _send_on(
             connect_grpc(ports.grpc, window=LARGEST_WINDOW if number % 2 else 0, receive_bytes=4_096),
             (head(stream_id) + data(stream_id, message) for stream_id in range(1, 201, 2)),
+            timeout_s=0.02,
         )
         for number in range(1_000)
     ]
@@ -249,18 +239,17 @@ def unread_rest(ports: Ports) -> list[socket.socket]:
     """1,000 clients that ask for 300 kB a hundred times over, and read nothing."""
     request = post("/v1/models/wide:predict", b'{"instances": [[0.0, 0.0]]}')
     return [
-        _ask_on(connect(ports.rest, receive_bytes=4_096), (request for _ in range(100))) for _ in range(1_000)
+        _send_on(connect(ports.rest, receive_bytes=4_096), [request] * 100, timeout_s=0.02)
+        for _ in range(1_000)
     ]
 
 
-def _ask_on(client: socket.socket, requests: Iterator[bytes]) -> socket.socket:
+def _send_on(client: socket.socket, requests: Iterable[bytes], *, timeout_s: float = 30.0) -> socket.socket:
     """Send until the server reads no more."""
-    client.settimeout(0.02)
-    try:
+    client.settimeout(timeout_s)
+    with contextlib.suppress(OSError):
         for request in requests:
             client.sendall(request)
-    except OSError:
-        pass
     return client
 
 
@@ -286,19 +275,13 @@ def unread_inflated(ports: Ports) -> list[socket.socket]:
     rows = np.zeros((2_000_000, 2), np.float32)
     message = gzip.compress(encode_predict_request("m", "", {"x": rows}), 1)
     body = gzip.compress(b'{"instances": [%b]}' % b",".join([b"[0,0]"] * 2_700_000), 1)
+    gzipped = ("grpc-encoding", "gzip")
+    streams = [head(i, PREDICT, gzipped) + data(i, b"", compressed=message) for i in range(1, 41, 2)]
+    posts = [post("/v1/models/m:predict", body, "content-encoding: gzip")] * 20
     clients = []
-    for number in range(10):
-        if number % 2:
-            request = post("/v1/models/m:predict", body, "content-encoding: gzip")
-            client, requests = connect(ports.rest, receive_bytes=4_096), request * 20
-        else:
-            client = connect_grpc(ports.grpc, receive_bytes=4_096)
-            requests = b"".join(
-                head(stream_id, PREDICT, ("grpc-encoding", "gzip")) + data(stream_id, b"", compressed=message)
-                for stream_id in range(1, 41, 2)
-            )
-        _send_on(client, requests)
-        clients.append(client)
+    for _ in range(5):
+        clients.append(_send_on(connect_grpc(ports.grpc, receive_bytes=4_096), streams))
+        clients.append(_send_on(connect(ports.rest, receive_bytes=4_096), posts))
     clients[1].recv(1, socket.MSG_PEEK)  # the first answer is there
     return clients
 
@@ -316,51 +299,29 @@ def floods(ports: Ports) -> list[socket.socket]:
     ]
     for flood in frames:
         with connect_grpc(ports.grpc) as client:
-            _send(client, flood)
+            read_to_end(_send_on(client, [flood]))
     for endless in (b"GET /", b"GET / HTTP/1.1\r\nx: ", b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 1_000):
         with connect(ports.rest) as client:
-            _send(client, endless + b"x" * 10_000_000)
+            read_to_end(_send_on(client, [endless, b"x" * 10_000_000]))
     return []
-
-
-def _send(client: socket.socket, flood: bytes) -> None:
-    try:
-        client.sendall(flood)
-        while client.recv(1 << 18):
-            pass
-    except OSError:
-        pass
 
 
 def cut_bodies(ports: Ports) -> list[socket.socket]:
     """1,000 clients that send 0.9 MB of a request and not the rest, half of them in one unfinished frame."""
     part = bytes(900_000)
+    posted = post("/v1/models/m:predict", b"", "x: y").replace(b"length: 0", b"length: 1000000") + part
+    framed = head(1) + raw_frame(DATA, 1, 1, bytes(1_000_000))[:9] + part
     clients = []
-    for number in range(1_000):
-        if number % 2:
-            client = connect(ports.rest)
-            start = post("/v1/models/m:predict", b"", "x: y").replace(b"length: 0", b"length: 1000000")
-        else:
-            client = connect_grpc(ports.grpc)
-            start = head(1) + raw_frame(DATA, 1, 1, bytes(1_000_000))[:9]
-        _send_on(client, start + part)
-        clients.append(client)
+    for _ in range(500):
+        clients.append(_send_on(connect_grpc(ports.grpc), [framed]))
+        clients.append(_send_on(connect(ports.rest), [posted]))
     return clients
-
-
-def _send_on(client: socket.socket, sent: bytes) -> None:
-    with contextlib.suppress(OSError):
-        client.sendall(sent)
 
 
 def idle_streams(ports: Ports) -> list[socket.socket]:
     """20 clients that begin 20,000 requests each and send nothing of them."""
-    clients = []
-    for _ in range(20):
-        client = connect_grpc(ports.grpc)
-        _send_on(client, b"".join(head(stream_id) for stream_id in range(1, 40_001, 2)))
-        clients.append(client)
-    return clients
+    heads = b"".join(head(stream_id) for stream_id in range(1, 40_001, 2))
+    return [_send_on(connect_grpc(ports.grpc), [heads]) for _ in range(20)]
 
 
 def expanding_messages(ports: Ports) -> list[socket.socket]:
@@ -390,10 +351,7 @@ def expanding() -> list[tuple[str, bytes]]:
         (PREDICT, _predict(b"\xf8\x01\x01" * 330_000)),
         (CLASSIFY, spec + _field(2, _field(2, _field(1, b"") * 200_000 + _field(2, context)))),
         (CLASSIFY, spec + _field(2, _field(1, _field(1, b"") * 490_000))),
-        (
-            CLASSIFY.replace("Classify", "MultiInference"),
-            _field(1, _field(1, _field(1, b"m")) + _field(2, b"x")) * 90_000,
-        ),
+        (MULTI_INFERENCE, _field(1, _field(1, _field(1, b"m")) + _field(2, b"x")) * 90_000),
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchtune.server.metrics import Histogram, Metrics, mangle, render_histograms, render_values
+from batchtune.server.metrics import Histogram, Metrics, render_histograms
 from batchtune.server.sessions.batched import BatchRecord
 
 
@@ -25,10 +25,6 @@ def record(rows: int, padded_rows: int, **changes: object) -> BatchRecord:
 
 def lines(metrics: Metrics, part: str) -> list[str]:
     return [line for line in metrics.render().splitlines() if part in line and not line.startswith("#")]
-
-
-def test_names_are_mangled_as_the_reference_does() -> None:
-    assert mangle("/tensorflow/serving/request_count") == ":tensorflow:serving:request_count"
 
 
 def test_histograms_are_cumulative_and_end_with_infinity() -> None:
@@ -53,10 +49,6 @@ def test_adding_values_together_is_adding_each(values: list[int], times: int) ->
     for value in values:
         one_by_one.add(value, times)
     assert (together.counts, together.total) == (one_by_one.counts, one_by_one.total)
-
-
-def test_metrics_without_labels_print_empty_braces() -> None:
-    assert list(render_values("/c", "counter", {(): 3})) == ["# TYPE :c counter", ":c{} 3"]
 
 
 def test_requests_are_counted_by_model_and_status() -> None:
@@ -110,9 +102,8 @@ def test_a_batch_shows_in_every_session_metric() -> None:
     metrics = Metrics()
     metrics.on_batch(record(3, 4))
     metrics.on_batch(record(8, 8, close_reason="timeout"))
-    text = metrics.render()
-    session = ":tensorflow:serving:batching_session:"
-    for line in (
+    session, own = ":tensorflow:serving:batching_session:", ":batchtune:serving:batch"
+    expected = {
         f"{session}wrapped_run_count{{}} 2",
         f"{session}processed_batch_size_sum{{}} 12",
         f"{session}input_batch_size_count{{}} 8",  # once per input tensor and request
@@ -120,23 +111,21 @@ def test_a_batch_shows_in_every_session_metric() -> None:
         f'{session}queuing_latency_sum{{thread_pool_name=""}} 400',
         f'{session}padding_size_sum{{execution_batch_size="4"}} 1',
         f'{session}padding_size_sum{{execution_batch_size="8"}} 0',
-        ':batchtune:serving:batch_close_count{reason="full"} 1',
-        ':batchtune:serving:batch_close_count{reason="timeout"} 1',
-        ':batchtune:serving:batch_execution_count{batch_size="4"} 1',
-        ':batchtune:serving:batch_execution_micros_total{batch_size="8"} 2000',
-    ):
-        assert line in text.splitlines()
+        f'{own}_close_count{{reason="full"}} 1',
+        f'{own}_close_count{{reason="timeout"}} 1',
+        f'{own}_execution_count{{batch_size="4"}} 1',
+        f'{own}_execution_micros_total{{batch_size="8"}} 2000',
+    }
+    assert expected <= set(metrics.render().splitlines())
 
 
 def test_an_unbatched_run_shows_only_in_our_own_metrics() -> None:
     metrics = Metrics()
     metrics.on_unbatched_run(5, 100.0)
-    assert lines(metrics, "batch_execution_count") == [
-        ':batchtune:serving:batch_execution_count{batch_size="5"} 1'
-    ]
-    assert lines(metrics, "wrapped_run_count") == [
-        ":tensorflow:serving:batching_session:wrapped_run_count{} 0"
-    ]
+    own = [':batchtune:serving:batch_execution_count{batch_size="5"} 1']
+    assert lines(metrics, "batch_execution_count") == own
+    unbatched = [":tensorflow:serving:batching_session:wrapped_run_count{} 0"]
+    assert lines(metrics, "wrapped_run_count") == unbatched
 
 
 def test_clients_cannot_make_series_without_end() -> None:
@@ -198,8 +187,7 @@ def test_what_each_model_takes_of_the_batch_threads_is_told_by_name() -> None:
     metrics.models.add(("a",), 1, 4, 3.0)
     metrics.models.add(("a",), 1, 2, 1.0)
     metrics.models.add(("b",), 1, 1, 0.5)
-    lines = [line for line in metrics.render().splitlines() if ":model_batch" in line and "#" not in line]
-    assert lines == [
+    assert lines(metrics, ":model_batch") == [
         ':batchtune:serving:model_batches_total{model_name="a"} 2',
         ':batchtune:serving:model_batches_total{model_name="b"} 1',
         ':batchtune:serving:model_batch_rows_total{model_name="a"} 6',

@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from batchtune.server.metrics import GpuSampler, Metrics
-
-
-def lines(metrics: Metrics, part: str) -> list[str]:
-    return [line for line in metrics.render().splitlines() if part in line and not line.startswith("#")]
+from tests.server.metrics.test_counters import lines
+from tests.waiting import wait_until
 
 
 class FakeNvml:
@@ -58,31 +55,21 @@ class FakeNvml:
         return SimpleNamespace(gpu=self.utilization[handle])
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def gpu_lines(sampler: GpuSampler) -> list[str]:
     metrics = Metrics()
     metrics.gpus = sampler
     return lines(metrics, ":gpu_")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_device_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.usefixtures("no_device_order")
 def test_busy_time_of_a_gpu_is_the_integral_of_its_utilisation() -> None:
-    nvml, clock = FakeNvml(2), Clock()
-    sampler = GpuSampler("auto", nvml=nvml, clock_s=clock)
-    for passed_s, utilization in ((0.1, 50), (0.2, 100), (0.1, 0)):
-        clock.now_s += passed_s
+    nvml, now_s = FakeNvml(2), iter((100.0, 100.1, 100.3, 100.4))
+    sampler = GpuSampler("auto", nvml=nvml, clock_s=lambda: next(now_s))
+    for utilization in (50, 100, 0):
         nvml.utilization[1] = utilization
         nvml.used[1] += 1
         sampler.sample()
@@ -112,26 +99,22 @@ def test_busy_time_of_a_gpu_is_the_integral_of_its_utilisation() -> None:
 def test_only_gpus_that_the_process_sees_are_sampled(
     monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, sampled: list[int]
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     readings = GpuSampler(device, nvml=FakeNvml(3)).readings()
     assert [index for index, _, _ in readings] == sampled
 
 
-@pytest.mark.usefixtures("no_device_order")
 def test_a_gpu_that_stops_answering_keeps_its_last_figures() -> None:
-    nvml, clock = FakeNvml(2), Clock()
-    sampler = GpuSampler("cuda", nvml=nvml, clock_s=clock)
+    nvml, now_s = FakeNvml(2), iter((100.0, 101.0, 102.0))
+    sampler = GpuSampler("cuda", nvml=nvml, clock_s=lambda: next(now_s))
     nvml.utilization = [100, 100]
     for _ in range(2):
-        clock.now_s += 1
         sampler.sample()
         nvml.lost = {0}
     assert [busy_micros for _, busy_micros, _ in sampler.readings()] == [1e6, 2e6]
 
 
-@pytest.mark.usefixtures("no_device_order")
 def test_without_a_driver_the_page_has_no_gpu() -> None:
     sampler = GpuSampler("auto", nvml=FakeNvml(0))
     sampler.start()
@@ -141,16 +124,12 @@ def test_without_a_driver_the_page_has_no_gpu() -> None:
     assert lines(Metrics(), ":gpu_") == []
 
 
-@pytest.mark.usefixtures("no_device_order")
 def test_the_sampler_has_a_thread_of_its_own_that_ends() -> None:
     nvml = FakeNvml(1)
     nvml.utilization = [100]
     sampler = GpuSampler("auto", nvml=nvml)
     sampler.start()
-    give_up = time.monotonic() + 20
-    while not sampler.readings()[0][1] > 50_000:
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
+    wait_until(lambda: sampler.readings()[0][1] > 50_000)
     sampler.close()
     assert nvml.calls == ["init", "shutdown"]
     assert not any(thread.name == "gpu_sampler" for thread in threading.enumerate())

@@ -147,19 +147,6 @@ def fitted(probes: list[tuple[Point, Measurement]], scenario: Scenario) -> Twin:
     return calibrate([observation_of(point.configuration, one, scenario) for point, one in probes])
 
 
-def print_twin(twin: Twin, *, measured_s: float, fit_s: float) -> None:
-    best = twin.best_fit
-    how = "serial" if best.serial else f"contention {best.contention:.2f}"
-    print(
-        f"calibrated in {measured_s:.1f} s of measuring and {fit_s:.1f} s of fitting: {how}, "
-        f"delay {best.delay_s * 1e6:.0f} µs, front end {best.front_end_s * 1e6:.1f} µs, wake {best.wake_s * 1e6:.0f} µs, "
-        f"crowding {best.crowding_s * 1e6:.0f} µs, jitter {best.jitter_ratio:.3f}, τ(1, 8, 64) "
-        + ", ".join(f"{best.device(64).tau_s[rows] * 1e3:.2f}" for rows in (1, 8, 64))
-        + " ms"
-    )
-    print(accuracy_text(twin), flush=True)
-
-
 def compared(point: Point, one: Measurement, twin: Twin, scenario: Scenario) -> tuple[dict[str, float], bool]:
     """Log of foretold over measured, by figure; whether the twin's interval of p95 and the measured one overlap."""
     clients = one.concurrency
@@ -190,7 +177,11 @@ def main() -> None:
                 probes.append(meter(point, fitted(probes, scenario) if point.rate_share else None))
             measured_s, began_s = meter.seconds, time.monotonic()
             twin = fitted(probes, scenario)
-            print_twin(twin, measured_s=measured_s, fit_s=time.monotonic() - began_s)
+            fit_s = time.monotonic() - began_s
+            print(
+                f"calibrated in {measured_s:.1f} s of measuring and {fit_s:.1f} s of fitting: {twin.best_fit}"
+            )
+            print(accuracy_text(twin), flush=True)
             held_out = [meter(point, twin) for point in held_out_points(asked.held_out, asked.seed)]
     errors: dict[str, list[float]] = defaultdict(list)
     outside = 0

@@ -110,35 +110,35 @@ class Truth:
 
 
 def truth_of(target: ZooTarget, *, asked: Sequence[Configuration] = ()) -> Truth | None:
-    """The truth of the target's space, no batching, the server's defaults and what is asked; None: none is known."""
+    """The truth of the target's space, no batching and what is asked; None: none is known."""
     with tempfile.TemporaryDirectory() as folder:
         scenario = read_scenario(target.write_scenario(Path(folder), seed=1))
-    if target.truth == "exact":
-        return exact_truth(target, scenario, asked=asked)
-    if target.truth == "recorded":
-        with contextlib.suppress(FileNotFoundError):
-            return recorded_truth(target, scenario)
-    return None
-
-
-def candidates(scenario: Scenario) -> list[Configuration]:
-    """Every point of the space, and no batching."""
     space = Space(scenario)
     points = [space.configuration(point) for point in scenario.search.grid()]
-    return [*filter(None, points), reference_configurations(scenario)["no_batching"]]
+    inside = [*filter(None, points), reference_configurations(scenario)["no_batching"]]
+    runs: dict[Configuration, list[tuple[float, float]]] = {}
+    if target.truth == "exact" and isinstance(target.model, Emulated):
+        device, rows_max = simulated_device(target.model, target.protocol), target.model.rows_max
+        for one in dict.fromkeys([*inside, *asked]):
+            runs[one] = simulated(scenario, one, device, rows_max=rows_max)
+    elif target.truth == "recorded":
+        with contextlib.suppress(FileNotFoundError):
+            runs = _recorded_runs(target)
+    if not runs:
+        return None
+    lower = target.objective == "latency"
+    return Truth(runs=runs, candidates=frozenset(inside) & runs.keys(), lower_is_better=lower)
 
 
-def exact_truth(target: ZooTarget, scenario: Scenario, *, asked: Sequence[Configuration] = ()) -> Truth:
-    """By simulation; a configuration counts once however often it is named."""
-    assert isinstance(target.model, Emulated)
-    device = simulated_device(target.model, target.protocol)
-    inside = candidates(scenario)
-    wanted = dict.fromkeys([*inside, *asked])
-    runs = {
-        configuration: simulated(scenario, configuration, device, rows_max=target.model.rows_max)
-        for configuration in wanted
-    }
-    return Truth(runs=runs, candidates=frozenset(inside), lower_is_better=scenario.objective == "latency")
+def _recorded_runs(target: ZooTarget) -> dict[Configuration, list[tuple[float, float]]]:
+    """From the table; a configuration of which a run failed misses the SLO."""
+    runs: dict[Configuration, list[tuple[float, float]]] = {}
+    for trial in recorded(f"{ZOO}{target.name}"):
+        run = (0.0, math.inf)
+        if trial.measurement is not None and trial.objective is not None:
+            run = (trial.objective.value, max(trial.constraints.values()))
+        runs.setdefault(trial.configuration, []).append(run)
+    return runs
 
 
 def simulated(
@@ -192,19 +192,6 @@ def simulated(
             most_rps = 1.05 * threads * size / rows / float(device.tau_s[known])
             capacity_rps = _highest(lambda rate_rps: at_rate(rate_rps)[2] <= 0.0, most_rps)
             return [(capacity_rps, 0.0 if capacity_rps > 0.0 else math.inf)]
-
-
-def recorded_truth(target: ZooTarget, scenario: Scenario) -> Truth:
-    """From the table; a configuration of which a run failed misses the SLO."""
-    runs: dict[Configuration, list[tuple[float, float]]] = {}
-    for trial in recorded(f"{ZOO}{target.name}"):
-        if trial.measurement is None or trial.objective is None:
-            run = (0.0, math.inf)
-        else:
-            run = (trial.objective.value, max(trial.constraints.values()))
-        runs.setdefault(trial.configuration, []).append(run)
-    inside = frozenset(candidates(scenario)) & runs.keys()
-    return Truth(runs=runs, candidates=inside, lower_is_better=target.objective == "latency")
 
 
 def _highest(kept: Callable[[float], bool], most: float) -> float:

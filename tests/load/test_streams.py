@@ -192,20 +192,31 @@ TEXT = {"choices": [{"message": {"content": "a b"}}], "usage": USAGE}
 EVENTS = b"text/event-stream"
 
 
+GATHERED = b"".join(event(one) for one in [ROLE, token("a"), token("b"), *END])
+
+
 @pytest.mark.parametrize(
-    ("answer", "textless"),
+    ("answer", "textless", "tokens"),
     [
-        (streamed(ROLE, *END), 2),
-        (whole_answer(json.dumps(TEXT).encode()), 0),
-        (whole_answer(json.dumps(EMPTY).encode()), 2),
-        (whole_answer(json.dumps(NO_TEXT).encode()), 2),
-        (whole_answer(event({"choices": []}) + event("[DONE]"), EVENTS), 2),
-        (whole_answer(event(EMPTY) + event("[DONE]"), EVENTS), 2),
+        (streamed(ROLE, *END), 2, 7),
+        (whole_answer(json.dumps(TEXT).encode()), 0, 7),
+        (whole_answer(json.dumps(EMPTY).encode()), 2, 0),
+        (whole_answer(json.dumps(NO_TEXT).encode()), 2, 0),
+        (whole_answer(event({"choices": []}) + event("[DONE]"), EVENTS), 2, 0),
+        (whole_answer(event(EMPTY) + event("[DONE]"), EVENTS), 2, 0),
+        *(
+            (whole_answer(first + GATHERED, EVENTS), 0, 7)
+            for first in (b"", b": comment\n\n", b"event: message\n")
+        ),
     ],
 )
-def test_an_answer_without_choices_or_text_is_counted_however_it_comes(answer: bytes, textless: int) -> None:
+def test_an_answer_however_it_comes_is_read_and_one_without_text_is_counted(
+    answer: bytes, textless: int, tokens: int
+) -> None:
+    """As a proxy gathers events, in one piece, without choices or text."""
     samples, streams = asked(answer, count=2)
     assert (samples.errors(), streams.textless) == ({}, textless)
+    assert streams.output_tokens.tolist() == [tokens] * 2
 
 
 def test_a_lost_stream_keeps_the_gaps_that_it_had() -> None:
@@ -226,14 +237,6 @@ def test_an_embedding_comes_whole() -> None:
     assert samples.errors() == {}
     assert streams.prompt_tokens.tolist() == [9, 9, 9]
     assert "stream" not in json.loads(requests(api="embeddings").bodies[0])
-
-
-@pytest.mark.parametrize("first", [b"", b": comment\n\n", b"event: message\n"])
-def test_events_that_a_proxy_gathered_into_one_answer_are_read(first: bytes) -> None:
-    body = first + b"".join(event(one) for one in [ROLE, token("a"), token("b"), *END])
-    samples, streams = asked(whole_answer(body, EVENTS), count=3)
-    assert samples.errors() == {}
-    assert streams.output_tokens.tolist() == [7, 7, 7]
 
 
 def test_prompts_begin_differently_unless_shared_ones_are_asked_for() -> None:

@@ -601,7 +601,7 @@ def job(server: KserveServer, requests: RequestSet, arrivals: Any, **changes: An
     return LoadJob(endpoint=endpoint, requests=requests, arrivals=arrivals, check_every=1)
 
 
-def doubles(requests: RequestSet, factor: float = 2.0) -> tuple[dict[str, Any], ...]:
+def doubles(requests: RequestSet, factor: float) -> tuple[dict[str, Any], ...]:
     """What is to be expected of gRPC bodies."""
     messages = [ModelInferRequest.FromString(body) for body in requests.bodies]
     arrays = [
@@ -612,20 +612,16 @@ def doubles(requests: RequestSet, factor: float = 2.0) -> tuple[dict[str, Any], 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("arrivals", [closed(4, 40), evenly(200, 0.2)], ids=["closed", "open"])
-def test_every_answer_is_decoded(server: KserveServer, protocol: str, arrivals: Any) -> None:
-    samples = run_here(job(server, requests_of(protocol, rows=2), arrivals))
-    assert samples.errors() == {}
-    assert samples.answers_checked == len(samples) == 40
+@pytest.mark.parametrize(
+    ("factor", "errors"), [(2.0, {}), (3.0, {"WRONG_ANSWER": 40})], ids=["right", "wrong"]
+)
+def test_every_answer_is_decoded_and_compared(
+    server: KserveServer, protocol: str, arrivals: Any, factor: float, errors: dict[str, int]
+) -> None:
+    expected = doubles(requests_of("kserve_grpc", rows=2), factor)  # the same seed draws the same values
+    samples = run_here(job(server, replace(requests_of(protocol, rows=2), expected=expected), arrivals))
+    assert (samples.answers_checked, len(samples), samples.errors()) == (40, 40, errors)
     assert samples.rows.tolist() == [2] * 40
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_answers_are_compared_with_what_is_expected(server: KserveServer, protocol: str) -> None:
-    expected = doubles(requests_of("kserve_grpc"))  # the same seed draws the same values
-    plain = requests_of(protocol)
-    for answers, errors in ((expected, {}), (doubles(requests_of("kserve_grpc"), 3.0), {"WRONG_ANSWER": 6})):
-        requests = replace(plain, expected=answers)
-        assert run_here(job(server, requests, closed(1, 6))).errors() == errors
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -207,9 +207,8 @@ def run_tool(command: Sequence[str]) -> tuple[str, float]:
 
 def run_ours(function: Callable[..., Run], *arguments: Any, **named: Any) -> Run:
     """Call a module-level function in a fresh process on the client's CPU."""
-    spawn = multiprocessing.get_context("spawn")
-    pin = (os.sched_setaffinity, (0, {CLIENT_CORE}))
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=pin[0], initargs=pin[1]) as pool:
+    spawn, pin = multiprocessing.get_context("spawn"), os.sched_setaffinity
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=pin, initargs=(0, {CLIENT_CORE})) as pool:
         return pool.submit(function, *arguments, **named).result()
 
 

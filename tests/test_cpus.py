@@ -44,9 +44,7 @@ def test_no_quota_leaves_the_affinity(tmp_path: Path, text: str) -> None:
     assert usable_cpus(range(3), root=tmp_path) == 3.0
 
 
-def test_cpus_of_the_affinity_that_share_a_core_count_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_that_share_a_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 2, 3, 9})
     assert schedulable_cores(root=tmp_path) == 4
     for cpu, sharing in {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3", 9: "8-9"}.items():

@@ -281,9 +281,7 @@ def test_the_command_line_says_its_version_and_checks_its_container(pod: Pod) ->
         assert set(cli.written()) <= {"/results"}
 
 
-def test_the_server_answers_for_three_kinds_of_models_and_ends_when_it_is_told_to(
-    pod: Pod, models: Path
-) -> None:
+def test_the_server_answers_for_three_kinds_of_models_and_ends_when_told_to(pod: Pod, models: Path) -> None:
     with Container(pod, "batchtune-server", [(models, "/models")]) as server:
         named = {"MODEL_NAME": "saved"}
         assert not server.healthy(named)
@@ -400,7 +398,7 @@ def test_a_sweep_in_containers_ends_without_any(sweep_by_docker: list[str], tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_container_outlives_its_sweep(
+def test_containers_end_with_a_sweep(
     sweep_by_docker: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
     before = buildah("containers", "--quiet")

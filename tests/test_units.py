@@ -133,9 +133,7 @@ def test_a_rounded_duration_is_read_back_within_its_digits(seconds: float) -> No
         (float("nan"), "–"),
     ],
 )
-def test_a_number_has_three_digits_no_exponent_and_fewer_where_they_are_exact(
-    value: float | None, text: str
-) -> None:
+def test_a_number_has_three_digits_or_fewer_where_they_are_exact(value: float | None, text: str) -> None:
     assert rounded(value) == text
 
 

@@ -186,9 +186,7 @@ def test_a_mistake_is_named_before_anything_is_launched(
         ("compare gone.onnx --results file/results", "error: cannot make file/results"),
     ],
 )
-def test_what_is_not_there_or_cannot_be_saved_is_told_first(
-    tmp_path: Path, words: str, expected: str
-) -> None:
+def test_what_is_not_there_or_cannot_be_saved_comes_first(tmp_path: Path, words: str, expected: str) -> None:
     (tmp_path / "file").touch()
     done = answered(*words.split(), cwd=tmp_path)
     assert done.returncode == 2
@@ -257,9 +255,7 @@ def test_a_sweep_ends_with_a_recommendation_that_recommend_repeats(scenario: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_an_interrupted_sweep_keeps_its_trials_and_still_recommends(
-    scenario: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_sweep_keeps_its_trials_and_recommends(scenario: Path, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip(f"whoever runs the tests ignores {number.name}, as nohup does, and so does a sweep")
     text = SCENARIO.replace("budget: {time: 40s, trials: 8}", "budget: {time: 60s}")

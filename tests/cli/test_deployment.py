@@ -112,9 +112,7 @@ def test_a_file_with_a_space_is_one_word_before_the_flags(folder):
         ("onnx", {}, ALONE, False),
     ],
 )
-def test_tensorflows_server_is_taken_where_it_is_here_and_can_do_the_same(
-    folder, model, target, configuration, theirs
-):
+def test_tensorflows_server_is_taken_where_it_can_do_the_same(folder, model, target, configuration, theirs):
     (folder / "bin").mkdir()
     (folder / "bin" / THEIRS).touch(mode=0o755)
     scenario = of_model(folder, model, target)

@@ -123,9 +123,7 @@ def test_a_framework_that_does_not_see_the_gpu_is_a_problem(
         ("nonsense", "problem", "nonsense"),
     ],
 )
-def test_the_simulator_tells_whether_it_is_compiled(
-    tmp_path: Path, printed: str, state: str, words: str
-) -> None:
+def test_the_simulator_tells_if_it_is_compiled(tmp_path: Path, printed: str, state: str, words: str) -> None:
     python = program(tmp_path / "python", f"echo '{printed.replace('CACHE', str(tmp_path))}'")
     check = simulator(python=python)
     assert check.state == state
@@ -202,9 +200,7 @@ def test_results_need_room_in_a_folder_that_can_be_written(
 @pytest.mark.parametrize(
     ("hard", "state"), [(resource.RLIM_INFINITY, "ok"), (65_536, "ok"), (1024, "problem")]
 )
-def test_open_files_are_those_of_the_hard_limit(
-    monkeypatch: pytest.MonkeyPatch, hard: int, state: str
-) -> None:
+def test_open_files_are_of_the_hard_limit(monkeypatch: pytest.MonkeyPatch, hard: int, state: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, hard))
     assert doctor.open_files().state == state
 

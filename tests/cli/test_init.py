@@ -82,9 +82,7 @@ TRY = "init ./my_model"
         (("m.yaml",), "is a scenario already", ""),
     ],
 )
-def test_what_cannot_be_or_would_not_be_heard_is_refused(
-    words: tuple[str, ...], message: str, hint: str
-) -> None:
+def test_what_would_not_be_heard_is_refused(words: tuple[str, ...], message: str, hint: str) -> None:
     Path("mine.yaml").write_text("mine")
     error = refused(*words)
     assert message in error.message
@@ -133,7 +131,7 @@ def test_a_check_only_asks(emulated: Path) -> None:
     assert isinstance(done.exception, TargetError)
 
 
-def test_a_running_server_gets_a_scenario_to_load_it_with(
+def test_a_running_server_gets_a_scenario_of_loads(
     running: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(init_model, "watch_host", lambda _on_window: QUIET)
@@ -157,9 +155,7 @@ def test_a_check_of_a_running_server_fails_where_rows_cannot_meet(tmp_path: Path
     assert "a request of 1 row is answered, one of 2 is not" in done.exception.message
 
 
-def test_a_model_beside_or_below_the_scenario_is_written_relative_and_one_elsewhere_in_full(
-    tmp_path: Path,
-) -> None:
+def test_a_model_beside_the_scenario_is_written_relative_and_one_elsewhere_in_full(tmp_path: Path) -> None:
     """Its own `init --ci` refuses a path that only this machine has."""
     for model, file, expected in (
         (tmp_path / "models" / "m", "s.yaml", "./models/m"),
@@ -173,9 +169,7 @@ def test_a_model_beside_or_below_the_scenario_is_written_relative_and_one_elsewh
 
 
 @pytest.mark.parametrize(("key", "words"), [("detail", ()), ("error", ("--slo-p95", "20ms"))])
-def test_an_app_that_is_no_model_server_gets_a_scenario_that_says_what_to_edit(
-    key: str, words: tuple[str, ...]
-) -> None:
+def test_an_app_of_its_own_gets_a_scenario_that_says_what_to_edit(key: str, words: tuple[str, ...]) -> None:
     async def unknown(_number: int, transport: asyncio.Transport) -> None:
         transport.write(http_answer(f'{{"{key}": "Not Found"}}'.encode(), status="404 Not Found"))
 

@@ -104,9 +104,7 @@ def loaded(server: ServerProcess, scenario: Path) -> subprocess.CompletedProcess
     return answered("load", scenario, *options, cwd=scenario.parent)
 
 
-def test_a_running_server_is_loaded_with_parameters_unknown_and_left_running(
-    scenario: Path, running: ServerProcess
-) -> None:
+def test_a_running_server_is_loaded_and_left_running(scenario: Path, running: ServerProcess) -> None:
     done = loaded(running, scenario)
     assert running.predict({"instances": [[0.0] * 8]}) == {"predictions": [[0.0, 1.0]]}
     assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr

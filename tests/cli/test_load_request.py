@@ -125,9 +125,7 @@ objective: latency
     assert asked(tmp_path, text, "max_batch_size=8", own)[1].settings == {"max_batch_size": 8}
 
 
-def test_a_flag_of_the_space_and_sizes_as_simulate_takes_them_and_no_batching_keeps_the_flag(
-    tmp_path: Path,
-) -> None:
+def test_a_flag_and_sizes_are_set_and_no_batching_keeps_the_flag(tmp_path: Path) -> None:
     flag = "--tensorflow_session_parallelism=2"
     asked = configuration(tmp_path, flag, "allowed_batch_sizes=1,6", "max_batch_size=6")
     assert dict(asked.flags) == {"tensorflow_session_parallelism": "2"}
@@ -321,9 +319,7 @@ def test_a_rate_that_is_missing_is_asked_for(tmp_path: Path) -> None:
         ("grpc", {"rest_url": "h:1", "grpc_url": "h:2"}, "grpc"),
     ],
 )
-def test_the_only_url_says_the_protocol(
-    tmp_path: Path, said: str, options: dict[str, str], loaded: str
-) -> None:
+def test_one_url_says_the_protocol(tmp_path: Path, said: str, options: dict[str, str], loaded: str) -> None:
     text = SWEEP + f"request: {{protocol: {said}}}\n"
     scenario, wanted = asked(tmp_path, text, **options)
     assert scenario.request.protocol == loaded
@@ -335,9 +331,7 @@ def test_the_flags_of_a_scenario_are_not_those_of_a_server_that_runs_already(tmp
     assert asked(tmp_path, SWEEP)[0].target.flags != {}
 
 
-def test_a_server_that_the_command_line_names_gets_the_requests_and_not_the_scenarios_replicas(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_the_command_line_names_has_no_replicas_of_the_scenario(tmp_path: Path) -> None:
     text = (
         "name: e\nload: {arrivals: closed, concurrency: 4}\nobjective: throughput\n"
         "target: {kind: external, model: m, grpc_url: 'lb:1', endpoints: ['a:1', 'b:1']}\n"

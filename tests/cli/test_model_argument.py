@@ -197,7 +197,7 @@ def test_a_shape_or_a_range_that_is_none_says_how_one_is_written(
         (("sweep", "net", "--budget", "0s"), "--budget: '0s' is not above 0"),
     ],
 )
-def test_a_mistake_in_an_option_is_told_before_a_model_is_looked_for(
+def test_a_mistake_in_an_option_is_told_before_a_look_at_a_model(
     words: tuple[str, ...], message: str
 ) -> None:
     done = CliRunner().invoke(app, words)
@@ -299,9 +299,7 @@ def test_a_model_that_cannot_be_batched_is_told_before_anything_is_measured(tmp_
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_model_recommends_and_names_the_scenario_that_ran(
-    emulated: Path, tmp_path: Path
-) -> None:
+def test_a_sweep_of_a_model_names_the_scenario_that_ran(emulated: Path, tmp_path: Path) -> None:
     options = ["--slo-p95", "100ms", "--concurrency", "8", "--budget", "20s"]
     done = batchtune("sweep", emulated, *options, cwd=tmp_path)
     assert done.returncode in (0, 5), done.stderr
@@ -365,9 +363,7 @@ def test_a_running_server_that_batches_nothing_is_attached_to_and_is_what_runs_n
 
 
 @pytest.mark.parametrize(("protocol", "other"), [("rest", "grpc"), ("grpc", "rest")])
-def test_a_running_server_is_found_by_either_port_and_asked(
-    running: ServerProcess, protocol: str, other: str
-) -> None:
+def test_a_running_server_is_found_by_either_port(running: ServerProcess, protocol: str, other: str) -> None:
     port = running.rest_port if protocol == "rest" else running.grpc_port
     address = answering_at(f"127.0.0.1:{port}/m")
     assert address.protocol == protocol

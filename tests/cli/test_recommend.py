@@ -311,9 +311,7 @@ def test_a_run_that_cannot_be_written_is_answered_from_all_the_same(run, capsys)
     assert capsys.readouterr().err.startswith(f"note: cannot write {run.path / SEARCH}: ")
 
 
-def test_a_file_with_other_parameters_than_those_printed_is_not_deployed_and_an_older_answer_stays(
-    run, capsys
-):
+def test_a_file_with_other_parameters_is_not_deployed_and_an_older_answer_stays(run, capsys):
     old = '{"schema_version": 2}'
     (run.path / "recommendation.json").write_text(old)
     assert recommend(run) == 0
@@ -348,9 +346,7 @@ def test_a_sweep_that_ends_without_a_recommendation_leaves_no_stale_one(run):
         ({"time": "90s", "trials": 12}, "--budget 3m --set search.budget.trials=24"),
     ],
 )
-def test_what_would_establish_it_has_twice_of_what_was_given_but_no_less_than_without_a_budget(
-    run, budget, more
-):
+def test_what_would_establish_it_has_twice_the_budget_or_that_of_none(run, budget, more):
     search = {"space": {"max_batch_size": [8, 14]}, **({"budget": budget} if budget else {})}
     step = to_establish(run, scenario_of(search=search), helping_ledger())
     assert step == f"batchtune sweep {run.path}/scenario.yaml --resume {run.path} {more}"
@@ -382,9 +378,7 @@ def test_a_short_sweep_says_that_more_time_is_what_is_missing(run, capsys, budge
 
 
 @pytest.mark.parametrize(("tried", "words"), [(1, "1 configuration"), (2, "2 configurations")])
-def test_an_answer_that_is_open_names_the_command_that_goes_on_though_a_trial_failed(
-    run, capsys, tried, words
-):
+def test_an_open_answer_names_the_command_that_goes_on_though_a_trial_failed(run, capsys, tried, words):
     failed = planted(3, batching={"max_batch_size": 2}, failure="OOM")
     missed = [SLOW_ALONE, SLOW_14, failed][: tried + 1]
     with pytest.raises(InconclusiveError, match=f"only {words} with batching (was|were) tried") as raised:

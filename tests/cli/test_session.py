@@ -37,7 +37,7 @@ search: {space: {max_batch_size: [1, 8]}, budget: {time: 10s}}
 """
 
 
-def test_a_sweep_goes_on_under_its_own_scenario_on_its_own_machine(
+def test_a_sweep_goes_on_with_its_scenario_and_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = parse_scenario(TEXT)
@@ -91,9 +91,7 @@ def test_a_session_that_ends_early_keeps_what_worked_and_says_how_to_go_on(
     assert (on in err) == ("batchtune recommend" in err) == is_told
 
 
-def test_a_session_in_which_nothing_worked_ends_by_its_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_nothing_worked_the_error_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = replace(trial("a", 1), state="failed", measurement=None)
     with pytest.raises(TargetError, match="died"), a_session(tmp_path, trials=[failed]):
         raise TargetError("died")

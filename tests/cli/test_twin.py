@@ -118,9 +118,7 @@ def predicted(ask: Ask, *words: str, **root: Path) -> dict[str, Any]:
     return document
 
 
-def test_simulate_answers_every_combination_and_agrees_with_what_was_measured(
-    ask: Ask, results: Path
-) -> None:
+def test_simulate_answers_every_combination_as_it_was_measured(ask: Ask, results: Path) -> None:
     sets = (
         "--set",
         "max_batch_size=4,16",
@@ -213,9 +211,7 @@ def capacity_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_simulate_of_a_capacity_run_starts_from_the_capacity_that_is_recommended(
-    ask: Ask, capacity_run: Path
-) -> None:
+def test_simulate_of_a_capacity_run_starts_from_what_is_recommended(ask: Ask, capacity_run: Path) -> None:
     (point,) = predicted(ask, "simulate", root=capacity_run)["points"]
     (run,) = map(Run, capacity_run.glob("fake/*"))
     chosen = recommend(run.ledger(), scenario=run.scenario())

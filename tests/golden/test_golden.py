@@ -96,18 +96,12 @@ LOADS: dict[str, Callable[[Path], Run]] = {
 def test_a_sweep_reads_as_before(name: str, tmp_path: Path) -> None:
     run = SWEEPS[name](tmp_path / "results")
     path = f"results/{run.path.parent.name}/{run.path.name}"
-    limits, outputs = ("--slo-p95=1ms", "--slo-p99=15ms"), ([], ["--csv"], ["--markdown"], ["--sort", "p95"])
-    asked = [
-        ["recommend", path],
-        ["recommend", path, "--why"],
-        *(["recommend", path, limit] for limit in limits),
-    ]
+    options = ["", "--why", "--slo-p95=1ms", "--slo-p99=15ms"]
     if name in SMALL:
-        asked += [
-            ["recommend", path, "--json"],
-            *(["recommend", path, "--format", kind] for kind in DIALECTS),
-        ]
-        asked += [["trials", path, *output] for output in outputs]
+        options += ["--json", *(f"--format {dialect}" for dialect in DIALECTS)]
+    asked = [["recommend", path, *option.split()] for option in options]
+    if name in SMALL:
+        asked += [["trials", path, *option.split()] for option in ("", "--csv", "--markdown", "--sort p95")]
         asked += [["runs"], ["report", path]]
     text = "".join(command(words, run, tmp_path) for words in asked)
     lines = "\n".join(trial_line(trial, scenario=run.scenario()) for trial in run.ledger()[-20:])

@@ -118,9 +118,7 @@ def test_a_device_many_times_slower_is_a_regression_that_a_job_is_told_of(scenar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_killed_server_of_either_side_makes_it_invalid_and_leaves_nothing(
-    scenario: Path, side: int
-) -> None:
+def test_a_killed_server_of_a_side_makes_it_invalid_and_leaves_nothing(scenario: Path, side: int) -> None:
     def kill() -> None:
         kept_ledger(scenario.parent)
         servers = sorted(servers_of(scenario.parent), key=lambda server: server.create_time())

@@ -242,9 +242,7 @@ def test_a_change_that_only_an_interrupted_check_shows_is_not_confirmed():
 
 
 @pytest.mark.parametrize(("stated", "warm_up_s"), [({"warm_up": "2s"}, 2.0), ({}, PROBE_WARM_UP_S)])
-def test_a_loop_whose_duration_is_open_is_short_and_keeps_the_warm_up_that_its_scenario_states(
-    stated, warm_up_s
-):
+def test_a_loop_of_open_duration_is_short_and_keeps_the_warm_up_that_is_stated(stated, warm_up_s):
     """A warm-up that is too short is a caveat with the advice to raise it."""
     (loaded,) = without_search(
         [scenario_of(load={"arrivals": "closed", "concurrency": 16, **stated})], {"p95": 0.05}

@@ -113,9 +113,7 @@ def test_of_several_models_a_side_says_which_is_another(here: Path, words: dict[
     assert [Path(own.model).name for own in changed.target.models] == ["net", "new"]
 
 
-def test_both_sides_may_be_commits_of_the_scenarios_model_and_are_removed_at_the_end(
-    repository: Path,
-) -> None:
+def test_both_sides_may_be_commits_of_the_model_and_are_removed_at_the_end(repository: Path) -> None:
     words = {"baseline": SideWords(ref="old"), "candidate": SideWords(ref="HEAD")}
     with with_words_of_sides(CheckRequest(scenario=SCENARIO_PATH), words) as asked:
         pair = asked_pair(asked, read_scenario(SCENARIO_PATH))
@@ -147,7 +145,7 @@ def test_a_repository_may_be_the_model(tmp_path: Path) -> None:
     assert (path / "1/emulated.yaml").is_file()
 
 
-def test_a_repository_that_git_will_not_read_says_so_in_gits_words(
+def test_what_git_will_not_read_is_told_in_its_words(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
@@ -256,12 +254,6 @@ def test_a_batching_file_of_another_server_is_read_as_a_sweep_reads_it(
     batching = candidate(batching="config.pbtxt").configuration({}).batching
     assert (batching.max_batch_size, batching.batch_timeout_micros) == (16, 300)
     assert "note: config.pbtxt: preferred_batch_size has no counterpart" in capsys.readouterr().err
-    flags = "--enable_batching --batching_parameters_file=b.txt --grpc_max_threads=30"
-    (here / "serve.sh").write_text(f"tensorflow_model_server {flags}\n")
-    (here / "b.txt").write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 5 }\n")
-    scenario = candidate(batching="serve.sh")
-    assert scenario.configuration({}).batching.max_batch_size == 4
-    assert dict(scenario.configuration({}).flags) == {"grpc_max_threads": "30"}
 
 
 def test_the_help_names_every_word_of_both_sides() -> None:

@@ -172,9 +172,7 @@ def test_what_the_job_could_not_launch_twice_or_no_change_would_change_is_refuse
     ("model", "named"),
     [("./built", "built"), ("./linked", "linked"), ("./scenarios/net.onnx", "scenarios/net.onnx")],
 )
-def test_a_model_is_named_from_the_top_and_where_the_job_is_to_build_it_that_is_told(
-    here, capsys, model, named
-):
+def test_a_model_is_named_from_the_top_and_one_that_the_job_is_to_build_is_told(here, capsys, model, named):
     touched(here / "scenarios/net.onnx")
     (here / "linked").symlink_to(here / "scenarios/my model", target_is_directory=True)
     text, _ = job("github", with_scenario(f"model: {model}"))

@@ -1,4 +1,4 @@
-"""The Dockerfile and the compose files name what is there; `test_images.py` builds and runs them."""
+"""The Dockerfile, the compose files and the action name what is there; `test_images.py` builds and runs the images."""
 
 from __future__ import annotations
 
@@ -172,16 +172,18 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     subprocess.run([program, ROOT / "docker" / "Dockerfile"], check=True)
 
 
-def shell_script(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command, given = [ROOT / "docker" / name, *words], {**os.environ, **environment}
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+def ended(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, **environment}
+    return subprocess.run(
+        command, cwd=cwd, env=given, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize("name", ["TORCH_INDEX", "FRAMEWORKS"])
 def test_a_build_argument_with_a_password_is_refused_since_it_would_stay_in_the_image(name: str) -> None:
     for user, code in (("", 0), ("me:secret@", 2)):
         url = f"https://{user}mirror.example/whl"
-        done = shell_script("build.sh", "server", **{"ENGINE": "true", name: url})
+        done = ended(ROOT / "docker/build.sh", "server", **{"ENGINE": "true", name: url})
         assert done.returncode == code
         assert (name in done.stderr) == (code == 2)
         assert "secret" not in done.stdout + done.stderr
@@ -190,7 +192,7 @@ def test_a_build_argument_with_a_password_is_refused_since_it_would_stay_in_the_
 def test_what_is_no_model_is_said_before_a_server_starts(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").touch()
     for model in (tmp_path / "model.onnx", tmp_path, tmp_path / "none"):
-        done = shell_script("try.sh", str(model), ENGINE="false")
+        done = ended(ROOT / "docker/try.sh", str(model), ENGINE="false")
         assert done.returncode == 2
         assert "numbered version directories" in done.stderr
 
@@ -198,3 +200,57 @@ def test_what_is_no_model_is_said_before_a_server_starts(tmp_path: Path) -> None
 def test_the_source_distribution_has_what_its_tests_read() -> None:
     hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
     assert {"/tests", "/docker", "/README.md"} <= set(hatch["build"]["targets"]["sdist"]["include"])
+
+
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "action.yml").read_text())
+STEPS = {step["name"]: step for step in ACTION["runs"]["steps"] if "name" in step}
+CHECK = STEPS["Check the change against its target branch, side by side"]
+
+
+def job() -> str:
+    """The workflow in docker/README.md."""
+    (found,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docker" / "README.md").read_text(), re.DOTALL)
+    return str(found)
+
+
+def test_a_job_of_ten_lines_uses_the_action() -> None:
+    assert len(job().strip().splitlines()) <= 10
+    document = yaml.safe_load(job())
+    (check,) = document["jobs"].values()
+    (used,) = (step for step in check["steps"] if "/docker@" in step["uses"])
+    assert set(used["with"]) <= set(ACTION["inputs"])
+    assert {name for name, value in ACTION["inputs"].items() if value.get("required")} <= set(used["with"])
+
+
+def in_shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As GitHub runs a step of bash; the programs of `folder` stand before the others."""
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    shell = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
+    return ended(*shell, cwd=folder, PATH=path, **environment)
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 2), (3, 3), (5, 0), (7, 7)])
+def test_the_check_ends_the_job_as_it_ended(tmp_path: Path, code: int, ends: int) -> None:
+    program(tmp_path, "git", 'echo "git $*" >> said')
+    program(tmp_path, "batchtune", f'for word; do echo "$word" >> said; done\nexit {code}')
+    asked = {"BASE": "1a2b", "SCENARIO": "a b.yaml", "OPTIONS": "--max-regress p95=5%"}
+    assert set(asked) == set(CHECK["env"])
+    done = in_shell(CHECK["run"], tmp_path, **asked)
+    assert done.returncode == ends, done.stderr
+    assert ("::warning::" in done.stdout) == (code == 5)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[0] == "git fetch --quiet --depth=1 origin 1a2b"
+    assert said[1:] == ["check", "a b.yaml", "--baseline-ref", "1a2b", "--max-regress", "p95=5%"]
+
+
+@pytest.mark.parametrize(("extras", "wanted"), [("", "/action/.."), ("onnx,torch", "/action/..[onnx,torch]")])
+def test_it_installs_itself_with_what_the_model_needs(tmp_path: Path, extras: str, wanted: str) -> None:
+    program(tmp_path, "pip", 'for word; do echo "$word" >> said; done')
+    install = STEPS["Install batchtune"]
+    assert in_shell(install["run"], tmp_path, SOURCE="/action/..", EXTRAS=extras).returncode == 0
+    assert (tmp_path / "said").read_text().splitlines()[-1] == wanted

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from batchtune.cli import main
@@ -23,24 +21,18 @@ from batchtune.measure.caveats import HostReading
 QUIET = HostReading(monotonic_s=0.0, ticks=(), pressure_s=None, canary_s=0.01)
 
 
-def undisturbed(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(host, "read_host", _always(QUIET)))
-    stack.enter_context(patch.object(cluster_fleet, "calibrate", _always(1e6)))
-
-
-def _always(value: object) -> Callable[..., Any]:
-    return lambda *_words, **_options: value
-
-
 def answered(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """How the command ended and what it printed, called in this folder."""
     out, err = StringIO(), StringIO()
     command = ["batchtune", *map(str, words)]
-    with ExitStack() as stack:
-        undisturbed(stack)
-        stack.enter_context(patch.object(sys, "argv", command))
-        for place in (chdir(cwd), redirect_stdout(out), redirect_stderr(err)):
-            stack.enter_context(place)
+    with (
+        patch.object(host, "read_host", lambda *_words, **_options: QUIET),
+        patch.object(cluster_fleet, "calibrate", lambda *_words, **_options: 1e6),
+        patch.object(sys, "argv", command),
+        chdir(cwd),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         code = _exit_code()
     assert "Traceback" not in err.getvalue(), err.getvalue()
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())

@@ -99,11 +99,10 @@ def test_a_variant_that_fails_ends_with_the_targets_code_and_the_others_are_kept
     assert {name for name, state in states if state == "complete"} == {"without", "with"}
 
 
-SEVERAL = (
-    SCENARIO.partition("variants:")[0]
-    .replace("{model", "{models: [{name: a, model")
-    .replace("}\nreq", "}]}\nreq")
-)
+MODELS = "{models: [{name: a, model: ./emulated}, {name: b, model: ./emulated}]}"
+UNVARIED = SCENARIO.partition("variants:")[0]
+SEVERAL = UNVARIED.replace("{model: ./emulated}", MODELS)
+ONCE = "compare launches each server once"
 OF_ONE = (
     "target.models: this is of one model; `load`, `sweep`, `compare` and `check` side by side take several"
 )
@@ -114,24 +113,12 @@ OF_ONE = (
     [
         (SEVERAL, "noise", (OF_ONE, "and remove target.models")),
         (SEVERAL, "check --baseline b.json --update-baseline", (OF_ONE,)),
-        (
-            SCENARIO.partition("variants")[0],
-            "compare",
-            ("variants: a comparison needs two", "hint: add: variants"),
-        ),
+        (UNVARIED, "compare", ("variants: a comparison needs two", "hint: add: variants")),
         (SCENARIO, "compare --baseline witout", ("no variant is called 'witout'", "did you mean 'without'?")),
-        (
-            SCENARIO,
-            "compare --set request.protocol=kserve_grpc",
-            ("without: no tfserving server speaks kserve_grpc",),
-        ),
+        (SCENARIO, "compare --set request.protocol=kserve_grpc", ("without: no tfserving server speaks",)),
         (SCENARIO, "compare --set target.model=no_such_model", ("no_such_model",)),
-        (
-            SCENARIO,
-            "compare --max-regress memory=5%",
-            ("memory: compare launches each server once", "`batchtune check`"),
-        ),
-        (SCENARIO, "compare --max-regress gpu_memory=5%", ("gpu_memory: compare launches each server once",)),
+        (SCENARIO, "compare --max-regress memory=5%", (f"memory: {ONCE}", "`batchtune check`")),
+        (SCENARIO, "compare --max-regress gpu_memory=5%", (f"gpu_memory: {ONCE}",)),
         (EXTERNAL, "noise", ("loaded as it is",)),
     ],
 )

@@ -23,12 +23,8 @@ BATCHING = " --enable_batching --batching_parameters_file=FILE"
 THREADS = " --grpc_max_threads=1040 --rest_api_num_threads=1040"
 FEW_THREADS = {"server": "docker", "flags": {"grpc_max_threads": 7}}
 FEW = THREADS.replace("1040", "7", 1)
-STAGES = {
-    "allow_model_code": True,
-    "--tensorflow_intra_op_parallelism": 1,
-    "port": 9000,
-    "zero_padding": True,
-}
+PADDING = {"port": 9000, "zero_padding": True}
+STAGES = {"allow_model_code": True, "--tensorflow_intra_op_parallelism": 1, **PADDING}
 STAGED = {"flags": STAGES, "device": "cpu"}
 UNTIL_PADDING = " --device=cpu --allow_model_code=true --tensorflow_intra_op_parallelism=1 --zero_padding="
 PINNED = "\n# measured under taskset -c 0,2 and with --monitoring_config_file, which the command leaves out"
@@ -38,16 +34,10 @@ TF_SERVER = {"server": "local", "command": ["/opt/tf server"]}
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Models of each kind; no program is on the PATH."""
-    models = (
-        "saved/1/saved_model.pb",
-        "bare/saved_model.pb",
-        "onnx/1/model.onnx",
-        "torch/1/model.pt2",
-        "m/x",
-    )
-    staged = ("staged/1/saved_model.pb", "staged/1/stages.yaml")
+    models = ("onnx/1/model.onnx", "torch/1/model.pt2", "m/x", "staged/1/stages.yaml")
+    saved = (f"{folder}/saved_model.pb" for folder in ("saved/1", "bare", "staged/1"))
     weights = ("net.onnx.data", "more/weights.bin", "net.env", "net.onnx.bak")
-    touched(*(tmp_path / name for name in (*models, *staged, *weights)))
+    touched(*(tmp_path / name for name in (*models, *saved, *weights)))
     write_onnx_naming(tmp_path / "net.onnx", "net.onnx.data", "more/weights.bin")
     (tmp_path / "link").symlink_to(tmp_path / "saved", target_is_directory=True)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -128,6 +118,7 @@ def test_the_flags_that_only_our_server_has_are_known():
 DOCKER = "docker run --rm --publish=127.0.0.1:8500:8500 --publish=127.0.0.1:8501:8501"
 OUR_IMAGE, CUDA_IMAGE = "--init batchtune-server", "--gpus=all --init batchtune-server-cuda"
 TF_IMAGE = f"--init --entrypoint={THEIRS} tensorflow/serving"
+TF_CUDA_IMAGE = f"--gpus=all {TF_IMAGE}:latest-gpu"
 MINE = {"docker": {"image": "mine", "gpus": "all"}, "flags": {"zero_padding": True}}
 MINE_IMAGE = f"--gpus=all {TF_IMAGE.replace('tensorflow/serving', 'mine')}"
 PADDED = f"{THREADS} --zero_padding=true"
@@ -141,15 +132,7 @@ BUILD = "docker/build.sh server"
         ("fake", {"framework": "torch"}, "PATH/fake", "fake", OUR_IMAGE, "", f"TORCH=torch {BUILD}"),
         ("fake", {"device": "cuda"}, "PATH/fake", "fake", CUDA_IMAGE, " --device=cuda", f"{BUILD}-cuda"),
         ("torch", {"device": "cuda"}, "HERE/torch", "torch", CUDA_IMAGE, " --device=cuda", f"{BUILD}-cuda"),
-        (
-            "saved",
-            {"device": "cuda"},
-            "HERE/saved",
-            "saved",
-            f"--gpus=all {TF_IMAGE}:latest-gpu",
-            THREADS,
-            "",
-        ),
+        ("saved", {"device": "cuda"}, "HERE/saved", "saved", TF_CUDA_IMAGE, THREADS, ""),
         ("fake", MINE, "PATH/fake", "fake", MINE_IMAGE, PADDED, ""),
         ("saved/1/saved_model.pb", {}, "HERE/saved", "saved", TF_IMAGE, THREADS, ""),
         ("bare", {}, "HERE/bare", "bare/1", TF_IMAGE, THREADS, ""),

@@ -31,6 +31,8 @@ OK = Check(state="ok", text="1.0", version="1.0")
 MISSING = Check(state="missing", text="not installed")
 PROBLEM = Check(state="problem", text="import fails")
 
+Framework = Callable[[str], tuple[str, str, str]]
+
 
 def write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def program(path: Path, script: str) -> str:
 
 
 @pytest.fixture
-def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, str, str]]:
+def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Framework:
     """Installs a module that a process of its own imports."""
 
     def install(code: str) -> tuple[str, str, str]:
@@ -83,21 +85,18 @@ def working(gpus: int) -> str:
     [
         (working(0), "1.2, on the CPU"),
         (working(2), "1.2, on the GPU"),
-        (
-            "raise ImportError('libfake.so: cannot open')",
-            "import fails: ImportError: libfake.so: cannot open",
-        ),
+        ("raise ImportError('libfake.so: none')", "import fails: ImportError: libfake.so: none"),
         ("import os; os.abort()", "import fails: ended by SIGABRT"),
         ("import os; os._exit(0)", "import fails: it printed ''"),
-        ("import time; time.sleep(1000)", "import fails: no answer within 2 s"),
+        ("import time; time.sleep(1000)", "import fails: no answer within 0.1 s"),
         ("", "not installed"),
     ],
 )
 def test_a_framework_tells_its_version_and_device_or_why_not(
-    framework: Callable[[str], tuple[str, str, str]], tmp_path: Path, code: str, text: str
+    framework: Framework, tmp_path: Path, code: str, text: str
 ) -> None:
     wanted = framework(code) if code else ("no_such_framework", "0", "pip install fake")
-    check = backend(wanted, root=tmp_path, limit_s=2.0 if "sleep" in code else 60.0)
+    check = backend(wanted, root=tmp_path, limit_s=0.1 if "sleep" in code else 60.0)
     assert check.text == text
     if text.startswith("1.2"):
         assert (check.state, check.version, check.advice) == ("ok", "1.2", "")
@@ -106,9 +105,7 @@ def test_a_framework_tells_its_version_and_device_or_why_not(
         assert "pip install fake" in check.advice
 
 
-def test_a_framework_that_does_not_see_the_gpu_is_a_problem(
-    framework: Callable[[str], tuple[str, str, str]], tmp_path: Path
-) -> None:
+def test_a_framework_that_does_not_see_the_gpu_is_a_problem(framework: Framework, tmp_path: Path) -> None:
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "")
     check = backend(framework(working(0)), root=tmp_path)
     assert (check.state, check.version) == ("problem", "1.2")  # it serves, though slowly
@@ -277,7 +274,7 @@ def test_what_a_sweep_can_do_without_is_optional_and_no_problem(capsys: pytest.C
 
 
 def test_the_whole_check_is_a_table_and_a_document(
-    framework: Callable[[str], tuple[str, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    framework: Framework, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "WINDOW_S", 0.0)
     wanted = framework("__version__ = '1.2'\ndef gpus():\n    return 0\n")

@@ -92,11 +92,7 @@ def test_what_is_on_disk_tells_a_scenario_from_a_model(emulated: Path, tmp_path:
 @pytest.mark.parametrize(
     ("argument", "message", "hint"),
     [
-        (
-            "nothing",
-            r"not a scenario \(\.yaml\), model file or directory, HOST:PORT/MODEL",
-            "imdb_transformer",
-        ),
+        ("nothing", r"not a scenario \(\.yaml\), model file or directory, HOST", "imdb_transformer"),
         ("quickstart", "quickstart", "`batchtune init --example quickstart` writes that example here"),
         ("./nothing", r"\./nothing.* does not exist", ""),
     ],
@@ -210,10 +206,8 @@ def test_a_budget_too_short_for_so_slow_a_model_is_said_before_it_is_spent() -> 
     tries = FirstTries(request=RequestSpec(), shapes={}, ranges={}, lone_s=0.302, larger_s=0.309)
     asked = {"load": {"arrivals": "poisson"}, "objective": "capacity", "slo": {"p95": "2s"}}
     space = {"max_batch_size": [1, 8, 64]}
-    short, enough = (
-        shortage_of(scenario_of(**asked, search={"space": space, "budget": {"time": budget}}), tries)
-        for budget in ("35s", "10m")
-    )
+    searches = ({"space": space, "budget": {"time": budget}} for budget in ("35s", "10m"))
+    short, enough = (shortage_of(scenario_of(**asked, search=search), tries) for search in searches)
     assert short == "a request takes 302 ms: 35 s allow few runs; for a confirmed answer give --budget 181s"
     assert enough is None
 
@@ -268,24 +262,29 @@ def test_a_model_that_takes_few_rows_at_once_is_searched_below_that(emulated: Pa
     assert any("8 rows at once are refused" in note and "room for 4 rows" in note for note in looked.notes)
 
 
-def test_a_sweep_of_which_nothing_is_wanted_asks_for_it(emulated: Path) -> None:
-    with pytest.raises(UsageError, match="no goal: a capacity needs a latency limit") as raised:
-        looked_at(emulated)
-    for option in ("--slo-p95 20ms", "--concurrency 32", "--rate 500/s"):
-        assert option in raised.value.hint
+GOALS = ("--slo-p95 20ms", "--concurrency 32", "--rate 500/s")
 
 
-@pytest.mark.parametrize("slo", ["slo=20ms", "slo=5", "slo=[1]"])
-def test_a_limit_without_a_quantile_is_told(emulated: Path, slo: str) -> None:
-    with pytest.raises(UsageError, match=r"--set slo=.*: expected keys and values"):
-        looked_at(emulated, slo)
+@pytest.mark.parametrize(
+    ("overrides", "message", "hints"),
+    [
+        ((), "no goal: a capacity needs a latency limit", GOALS),
+        (("slo=20ms",), r"--set slo=.*: expected keys and values", ()),
+        (("slo=5",), r"--set slo=.*: expected keys and values", ()),
+        (("slo=[1]",), r"--set slo=.*: expected keys and values", ()),
+    ],
+)
+def test_a_sweep_without_a_goal_asks_for_one(
+    emulated: Path, overrides: tuple[str, ...], message: str, hints: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        looked_at(emulated, *overrides)
+    assert all(option in (raised.value.hint or "") for option in hints)
 
 
 def test_a_load_without_one_rate_is_said_in_words() -> None:
-    scenario = parse_scenario(
-        "name: s\ntarget: {model: m}\nobjective: latency\n"
-        "load: {arrivals: ramp, ramp: {from: 1/s, to: 9/s}}\n"
-    )
+    load = {"arrivals": "ramp", "ramp": {"from": "1/s", "to": "9/s"}}
+    scenario = scenario_of(objective="latency", load=load)
     assert wants_of(scenario).startswith("goal: the lowest latency at the rates of its ramp")
 
 

@@ -180,12 +180,8 @@ def test_json_of_a_server_of_kind_http_has_its_own_words(own_run, capsys, tmp_pa
 def test_a_file_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     file = tmp_path / "config.pbtxt"
     file.write_text("kept")
-    full = Path("/dev/full")
-    places = (
-        (tmp_path, "Is a directory"),
-        (tmp_path / "no" / "such", "No such file"),
-        (full, "No space left"),
-    )
+    nowhere, full = tmp_path / "no" / "such", Path("/dev/full")
+    places = ((tmp_path, "Is a directory"), (nowhere, "No such file"), (full, "No space left"))
     for place, reason in places:
         with pytest.raises(UsageError, match=f"--write: .*{reason}") as refused:
             recommend(run, dialect="triton", write=place)

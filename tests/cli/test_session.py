@@ -51,6 +51,10 @@ def test_a_sweep_goes_on_with_its_scenario_and_machine(
     assert "start a new run" in (caught.value.hint or "")
 
 
+Fault = BatchtuneError | KeyboardInterrupt
+Kind = Literal["", "compare"]
+
+
 def a_session(root: Path, **options: Any) -> AbstractContextManager[MeasuringSession]:
     return session(parse_scenario(TEXT), results=root, quiet=True, **options)
 
@@ -58,23 +62,14 @@ def a_session(root: Path, **options: Any) -> AbstractContextManager[MeasuringSes
 @pytest.mark.parametrize(
     ("fault", "exit_code", "words"),
     [
-        (
-            TargetError("died", hint="see the log"),
-            7,
-            "error: died\nhint: see the log\nhint: 1 trial saved in",
-        ),
+        (TargetError("died", hint="look"), 7, "error: died\nhint: look\nhint: 1 trial saved in"),
         (MeasurementInvalidError("noisy"), 6, "error: noisy\nhint: 1 trial saved in"),
         (KeyboardInterrupt(), 130, "interrupted; 1 trial saved in"),
     ],
 )
 @pytest.mark.parametrize("kind", ["", "compare"])
 def test_a_session_that_ends_early_keeps_what_worked_and_says_how_to_go_on(
-    fault: BatchtuneError | KeyboardInterrupt,
-    exit_code: int,
-    words: str,
-    kind: Literal["", "compare"],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fault: Fault, exit_code: int, words: str, kind: Kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with a_session(tmp_path, kind=kind) as current:
         run = current.begin(current.scenario)

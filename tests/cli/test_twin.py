@@ -119,14 +119,8 @@ def predicted(ask: Ask, *words: str, **root: Path) -> dict[str, Any]:
 
 
 def test_simulate_answers_every_combination_as_it_was_measured(ask: Ask, results: Path) -> None:
-    sets = (
-        "--set",
-        "max_batch_size=4,16",
-        "--set",
-        "batch_timeout_micros=0,2000",
-        "--set",
-        "num_batch_threads=1",
-    )
+    sizes = ("--set", "max_batch_size=4,16", "--set", "batch_timeout_micros=0,2000")
+    sets = (*sizes, "--set", "num_batch_threads=1")
     points = predicted(ask, "simulate", *sets, "--concurrency", "32")["points"]
     told = [point["configuration"]["batching"] for point in points]
     assert [batching["max_batch_size"] for batching in told] == [4, 4, 16, 16]
@@ -162,10 +156,11 @@ def test_without_batching_overload_waits_without_end(ask: Ask) -> None:
 
 
 Change = Callable[[Twin], Twin]
+Changing = Callable[[Change], None]
 
 
 @pytest.fixture
-def twin_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+def twin_made(monkeypatch: pytest.MonkeyPatch) -> Changing:
     """Has the twin changed after it was calibrated."""
     calibrated_run = cli_calibrated.calibrated_run
 
@@ -181,7 +176,7 @@ def twin_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
 
 @pytest.mark.parametrize("words", [("simulate",), ("plan", "--rate", "1000")])
 def test_a_twin_that_is_not_to_be_relied_on_ends_with_5(
-    ask: Ask, twin_made: Callable[[Change], None], words: tuple[str, ...]
+    ask: Ask, twin_made: Changing, words: tuple[str, ...]
 ) -> None:
     error = FitError(p95_ratio=0.5, throughput_ratio=0.3, mape=0.4, left_out=7)
     twin_made(lambda twin: replace(twin, error=error))
@@ -283,7 +278,7 @@ def test_a_rate_that_is_not_confirmed_is_told_as_such(missed_rps: float | None, 
 
 
 def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
-    ask: Ask, capacity_run: Path, twin_made: Callable[[Change], None]
+    ask: Ask, capacity_run: Path, twin_made: Changing
 ) -> None:
     """At 4,000/s p95 is above 5 ms; a twin that is five times too fast thinks it is not."""
     twin_made(lambda twin: twin.slower(0.2))
@@ -297,7 +292,7 @@ def test_an_slo_that_no_run_kept_leaves_the_twin_below_what_missed(
 
 
 def test_simulate_holds_the_twin_to_what_was_measured(
-    ask: Ask, capacity_run: Path, twin_made: Callable[[Change], None]
+    ask: Ask, capacity_run: Path, twin_made: Changing
 ) -> None:
     twin_made(lambda twin: twin.slower(0.2))
     words = ("simulate", "--set", "max_batch_size=16,24", *SIXTEEN[2:], "--rate", "3k,9k")

@@ -70,6 +70,7 @@ def repository(here: Path) -> Path:
 
 
 SCENARIO_PATH = Path("scenarios/sides.yaml")
+NET = "scenarios/models/net"
 
 
 def overrides(**candidate) -> list[str]:
@@ -194,12 +195,8 @@ def test_a_side_that_cannot_be_had_says_why_and_what_to_do(repository: Path, wor
     ("words", "place", "command"),
     [
         ({"ref": "HEAD"}, "net/1/emulated.yaml at HEAD", "git lfs fetch origin HEAD"),
-        ({"model": "scenarios/models/net"}, "--candidate-model: .*emulated.yaml", "git lfs pull"),
-        (
-            {"model": "scenarios/models/net/1/emulated.yaml"},
-            "--candidate-model: .*emulated.yaml",
-            "git lfs pull",
-        ),
+        ({"model": NET}, "--candidate-model: .*emulated.yaml", "git lfs pull"),
+        ({"model": f"{NET}/1/emulated.yaml"}, "--candidate-model: .*emulated.yaml", "git lfs pull"),
     ],
 )
 def test_a_pointer_of_git_lfs_is_named_where_it_would_be_served(
@@ -281,11 +278,7 @@ ASKED = ("--candidate-flag", "x=1")
         (("--set", "fixed.max_batch_size="), f"--set: {EMPTY}", ""),
         ((*ASKED, "--candidate", "other"), "--candidate: ", "--candidate-set"),
         (("--baseline", "b.json", "--candidate", "other"), "--candidate: ", "--candidate-set"),
-        (
-            ("--baseline", "b.json", "--baseline-image", "x"),
-            "a stored baseline has no model, flags or settings",
-            "",
-        ),
+        (("--baseline", "b.json", "--baseline-image", "x"), "a stored baseline has no model, flags or", ""),
     ],
 )
 def test_words_that_make_no_side_are_refused_and_not_passed_over(

@@ -81,18 +81,19 @@ def proposal(scenario: Scenario, *, lone_s: float = 1e-3, larger_s: float = 2e-3
     return proposed(scenario, tried_pace(scenario, lone_s=lone_s, larger_s=larger_s, larger_rows=rows))
 
 
-def test_a_quick_model_gets_ninety_seconds_and_short_trials() -> None:
-    parts = proposal(open_loop())
-    assert parts["search"]["budget"] == {"time": "90s"}
-    assert parts["load"] == {"warm_up": "500ms", "duration": "2s"}
-    assert parts["fixed"] == {"max_enqueued_batches": 100}
-    assert parts["search"]["grow"] is True
+QUICK = {"warm_up": "500ms", "duration": "2s"}
 
 
-def test_a_slow_model_gets_the_time_that_a_sure_answer_takes() -> None:
-    parts = proposal(open_loop(slo={"p95": "3s"}), lone_s=0.25, larger_s=2.0)
-    assert parts["load"] == {}
-    assert parts["search"]["budget"] == {"time": "150s"}
+@pytest.mark.parametrize(
+    ("p95", "lone_s", "larger_s", "budget", "load"),
+    [("20ms", 1e-3, 2e-3, "90s", QUICK), ("3s", 0.25, 2.0, "150s", {})],
+)
+def test_a_slow_model_gets_the_time_that_a_sure_answer_takes_and_a_quick_one_short_trials(
+    p95: str, lone_s: float, larger_s: float, budget: str, load: dict[str, str]
+) -> None:
+    parts = proposal(open_loop(slo={"p95": p95}), lone_s=lone_s, larger_s=larger_s)
+    assert (parts["search"]["budget"], parts["load"]) == ({"time": budget}, load)
+    assert (parts["fixed"], parts["search"]["grow"]) == ({"max_enqueued_batches": 100}, True)
 
 
 def test_sizes_end_where_two_batches_take_longer_than_the_limit_and_timeouts_at_a_quarter_of_it() -> None:

@@ -153,16 +153,6 @@ def test_a_rate_that_a_fresh_run_missed_is_left_for_a_lower_one(run: Swept) -> N
             assert (later.request.rate_rps or 0.0) < (trial.request.rate_rps or 0.0)
 
 
-@pytest.mark.parametrize("which", SWEEPS[::3], ids=str)
-def test_a_sweep_that_is_resumed_at_any_trial_asks_what_it_would_have_asked(
-    which: tuple[str, str, int],
-) -> None:
-    run = swept(*which)
-    for cut in range(0, len(run.trials), 5):
-        searches = [searched(*run.trials[:cut], scenario=run.search.scenario) for _ in range(2)]
-        assert searches[0].next_asks(1, left_s=30.0) == searches[1].next_asks(1, left_s=30.0)
-
-
 @pytest.mark.parametrize("which", SWEEPS[::2], ids=str)
 def test_a_stricter_slo_never_gives_more(which: tuple[str, str, int]) -> None:
     run = swept(*which)

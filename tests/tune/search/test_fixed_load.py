@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchtune.errors import NoFeasibleConfigurationError
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.report.answer_words import gain_sentences
@@ -87,13 +86,6 @@ def test_the_lowest_latency_at_a_rate_is_found_that_no_batching_cannot_serve() -
     best_s = min(trial.measurement.latency_s["p95"].value for trial in under_load if trial.measurement)
     assert answer.latency_s["p95"].value <= 1.1 * best_s
     assert answer.batching_helps == "yes"
-
-
-def test_an_slo_below_a_lone_request_is_missed_for_sure() -> None:
-    trials, _, asked = swept(7.0, 0.11)
-    slo = asked.slo.model_validate({"p95": "2ms"})
-    with pytest.raises(NoFeasibleConfigurationError, match="one request alone takes longer"):
-        recommend(trials, scenario=asked, slo=slo)
 
 
 def observed() -> tuple[FixedLoadSearch, Contender, Contender, list[BracketRun]]:

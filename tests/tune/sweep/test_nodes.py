@@ -142,15 +142,6 @@ def test_a_budget_of_time_is_kept_by_the_clock_on_the_wall(count):
     assert nodes.clock() - 1000.0 <= 30.0 + max(trial.seconds for trial in trials)
 
 
-def test_a_resumed_sweep_goes_on_where_it_stood():
-    trials, *_ = swept(CAPACITY, 3)
-    cut = len(trials) // 2
-    resumed, nodes, _ = swept(CAPACITY, 3, finished=trials[:cut])
-    assert {plan.number for _, _, plan in nodes.begun} == {trial.number for trial in resumed}
-    assert min(trial.number for trial in resumed) == 1 + max(trial.number for trial in trials[:cut])
-    assert "probe" not in {trial.source for trial in resumed}
-
-
 def test_a_sweep_goes_on_with_the_nodes_that_are_left():
     nodes = FakeNodes(CLOSED, [Law(noise=0.01)] * 3)
     found = sweep_nodes(CLOSED, lambda _report: nodes, now_s=nodes.clock)

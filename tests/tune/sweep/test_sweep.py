@@ -108,16 +108,6 @@ def test_a_capacity_that_no_rate_gives_is_infeasible():
         recommend(run(scenario), scenario=scenario)
 
 
-def test_a_target_that_refuses_a_configuration_makes_a_failed_trial_with_the_reason():
-    two_threads = lambda one: one.batching and one.batching.num_batch_threads == 2  # noqa: E731
-    trials = run(asked(time="60s"), refuses=lambda one: "no" if two_threads(one) else None)
-    refused = failed(trials)
-    assert {one.failure for one in refused} == {"no"}
-    assert len({one.configuration for one in refused}) == len(refused)
-    answer = recommend(trials, scenario=asked(time="60s"))
-    assert not two_threads(answer.configuration)
-
-
 def test_a_target_that_dies_is_launched_again_for_the_next_trial():
     trials = run(asked(time="60s"), dies_under=lambda one: size(one) == 64)
     assert "exited with 137" in failed(trials)[0].failure

@@ -5,7 +5,7 @@ The server (its real process, an emulated device, one batch thread) on core 0, h
 row of 200 float32, answers of 2. Bars: echo ≥ 110,000/s gRPC and ≥ 50,000/s REST; CPU ≤ 14 µs gRPC, ≤ 25 µs REST; where
 a batch of b rows takes 2.0 ms + 0.05 ms × b, ≥ 95 % of b/τ(b); one client: p50 ≤ τ(1) + 0.2 ms.
 One gRPC answer of each case is read: h2load counts those with a failure's status too. What is answered after the last
-second does not count, as h2load itself does (until 11-27: 128 clients of 9,000/s looked 0.7 % faster in two seconds).
+second does not count (h2load itself counts it: 128 clients of 9,000/s then look 0.7 % faster in two seconds).
 With --beside this checkout and the other one take turns, and the medians of each are printed with their ranges; "n/o" is
 the ratio new/old of the two runs of one round, which what else runs on the machine disturbs least.
 """

@@ -111,9 +111,7 @@ def test_a_wrong_command_line_is_refused_with_a_hint(arguments: str, message: st
     assert hint in raised.value.hint
 
 
-def test_channel_arguments_are_limits_of_the_connections_or_told_to_have_no_effect(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_channel_arguments_are_limits_or_noted(capsys: pytest.CaptureFixture[str]) -> None:
     def limits_of(given: str) -> ServerLimits:
         return startup.grpc_limits(flags_of(f"--grpc_channel_arguments={given}"))
 
@@ -181,9 +179,7 @@ UNMATCHED = "Last entry in allowed_batch_sizes must match max_batch_size; last e
         ("max_batch_size: 8", "max_batch_size is a wrapper message"),
     ],
 )
-def test_a_bad_batching_file_is_refused_with_the_reference_s_text(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_bad_batching_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(BatchingParametersError, match=said):
         batching_settings(tmp_path, text)
 

@@ -75,9 +75,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
         yield server
 
 
-def test_lines_name_the_ports_and_say_what_a_version_takes_and_how_it_is_batched(
-    emulated: ServerProcess,
-) -> None:
+def test_lines_name_the_ports_and_say_what_a_version_takes(emulated: ServerProcess) -> None:
     ready = f"gRPC on 127.0.0.1:{emulated.grpc_port}, REST on 127.0.0.1:{emulated.rest_port}, ready"
     assert emulated.lines[-1] == f"batchtune-model-server: {ready}\n"
     assert any("model m version 1 is an emulated device, not a model" in line for line in emulated.lines)
@@ -137,9 +135,7 @@ def pem(tmp_path: Path) -> dict[str, str]:
     return {name: Path(path).read_text() for name, path in files.items()}
 
 
-def test_grpc_is_served_by_tls_to_clients_with_a_certificate_and_on_a_unix_socket(
-    tmp_path: Path, pem: dict[str, str]
-) -> None:
+def test_grpc_is_served_by_tls_and_on_a_unix_socket(tmp_path: Path, pem: dict[str, str]) -> None:
     """As tensorflow_model_server does with ssl_config.proto and --grpc_socket_path."""
     fields = {"server_key": pem["key"], "server_cert": pem["out"], "custom_ca": pem["out"]}
     config = tmp_path / "ssl.txt"
@@ -218,9 +214,7 @@ def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", ["gone", "full disk", "closed"])
-def test_a_server_whose_lines_nobody_can_read_serves_new_versions_and_stops(
-    tmp_path: Path, reader: str
-) -> None:
+def test_a_server_that_nobody_can_read_serves_new_versions(tmp_path: Path, reader: str) -> None:
     grpc_port, rest_port = free_ports(2)
     model = f"--model_base_path={write_emulated(tmp_path / 'm')}"
     command = [sys.executable, "-m", "batchtune.server", model, "--model_name=m"]

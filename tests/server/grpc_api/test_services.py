@@ -156,9 +156,7 @@ def test_predict_answers_typed_values_and_the_version(stub: Any, as_content: boo
     ],
     ids=["not packed", "packed", "one", "none"],
 )
-def test_the_last_value_is_repeated_and_no_value_means_zeros(
-    channel: grpc.Channel, values: bytes, expected: list[float]
-) -> None:
+def test_the_last_value_is_repeated(channel: grpc.Channel, values: bytes, expected: list[float]) -> None:
     tensor = b"\x08\x01\x12\x04\x12\x02\x08\x03" + values
     entry = b"\x0a\x01x\x12" + bytes([len(tensor)]) + tensor
     call = channel.unary_unary(PREDICT)
@@ -384,9 +382,7 @@ def test_every_status_of_the_model_reaches_the_client(server: RunningGrpc, stub:
 
 
 @pytest.mark.parametrize(("size", "told"), [(1024, "x" * 1024), (1025, "x" * 1024 + "...TRUNCATED")])
-def test_long_messages_are_cut_as_tensorflow_serving_cuts_them(
-    server: RunningGrpc, stub: Any, size: int, told: str
-) -> None:
+def test_long_messages_are_cut(server: RunningGrpc, stub: Any, size: int, told: str) -> None:
     server.models.servable.error = StatusError("INTERNAL", "x" * size)
     assert failure(stub.Predict, predict_request(x=floats(1))) == ("INTERNAL", told)
 
@@ -427,7 +423,7 @@ def test_a_cancelled_call_is_dropped_and_its_late_answer_too(server: RunningGrpc
     assert predict(stub, 3) == [3.5]
 
 
-def test_a_replaced_version_is_noticed_by_requests_already_known(
+def test_a_replaced_version_is_noticed(
     server: RunningGrpc, stub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = predict_request(x=floats(1))

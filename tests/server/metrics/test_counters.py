@@ -51,21 +51,6 @@ def test_adding_values_together_is_adding_each(values: list[int], times: int) ->
     assert (together.counts, together.total) == (one_by_one.counts, one_by_one.total)
 
 
-def test_requests_are_counted_by_model_and_status() -> None:
-    metrics = Metrics()
-    for status in ("OK", "UNAVAILABLE"):
-        metrics.request_count("m", status)
-    metrics.request_times("m", "predict", "REST").add(20.0)
-    assert lines(metrics, "serving:request_count") == [
-        ':tensorflow:serving:request_count{model_name="m",status="OK"} 2',
-        ':tensorflow:serving:request_count{model_name="m",status="UNAVAILABLE"} 1',
-    ]
-    assert (
-        ':tensorflow:serving:request_latency_count{model_name="m",API="predict",entrypoint="REST"} 1'
-        in metrics.render()
-    )
-
-
 def test_times_that_nobody_has_yet_are_not_shown() -> None:
     metrics = Metrics()
     metrics.request_times("m", "predict", "REST")
@@ -98,34 +83,57 @@ def test_times_are_all_there_however_many_were_collected() -> None:
     assert 'runtime_latency_count{model_name="m",API="Predict",runtime="TF1"} 600\n' in text
 
 
-def test_a_batch_shows_in_every_session_metric() -> None:
+SHOWN = """
+:tensorflow:serving:request_count{model_name="m",status="OK"} 2
+:tensorflow:serving:request_count{model_name="m",status="UNAVAILABLE"} 1
+:tensorflow:serving:request_latency_count{model_name="m",API="predict",entrypoint="REST"} 1
+:tensorflow:serving:batching_session:wrapped_run_count{} 2
+:tensorflow:serving:batching_session:processed_batch_size_sum{} 12
+:tensorflow:serving:batching_session:input_batch_size_count{} 8
+:tensorflow:serving:batching_session:queuing_latency_count{thread_pool_name=""} 4
+:tensorflow:serving:batching_session:queuing_latency_sum{thread_pool_name=""} 400
+:tensorflow:serving:batching_session:padding_size_sum{execution_batch_size="4"} 1
+:tensorflow:serving:batching_session:padding_size_sum{execution_batch_size="8"} 0
+:batchtune:serving:batch_close_count{reason="full"} 1
+:batchtune:serving:batch_close_count{reason="timeout"} 1
+:batchtune:serving:batch_execution_count{batch_size="4"} 1
+:batchtune:serving:batch_execution_count{batch_size="5"} 1
+:batchtune:serving:batch_execution_count{batch_size="8"} 1
+:batchtune:serving:batch_execution_micros_total{batch_size="8"} 2000
+:batchtune:serving:rejected_count{reason="queue_full"} 1
+:batchtune:serving:rejected_count{reason="expired"} 1
+:batchtune:serving:queue_depth_batches{} 2
+:batchtune:serving:queue_depth_rows{} 17
+:batchtune:serving:length_buckets{session="m/1/s",boundaries="32,64"} 1
+:batchtune:serving:length_buckets{session="m/2/s",boundaries=""} 1
+:batchtune:serving:emulated_device{} 1
+:batchtune:serving:model_batches_total{model_name="a"} 2
+:batchtune:serving:model_batches_total{model_name="b"} 1
+:batchtune:serving:model_batch_rows_total{model_name="a"} 6
+:batchtune:serving:model_batch_rows_total{model_name="b"} 1
+:batchtune:serving:model_batch_micros_total{model_name="a"} 4
+:batchtune:serving:model_batch_micros_total{model_name="b"} 0.5
+"""
+
+
+def test_all_that_happens_is_shown_by_name() -> None:
+    """An unbatched run only in our own metrics; a batch of two requests and two inputs has four sizes."""
     metrics = Metrics()
+    assert "model_batches" not in metrics.render()
+    for status in ("OK", "UNAVAILABLE"):
+        metrics.request_count("m", status)
+    metrics.request_times("m", "predict", "REST").add(20.0)
     metrics.on_batch(record(3, 4))
     metrics.on_batch(record(8, 8, close_reason="timeout"))
-    session, own = ":tensorflow:serving:batching_session:", ":batchtune:serving:batch"
-    expected = {
-        f"{session}wrapped_run_count{{}} 2",
-        f"{session}processed_batch_size_sum{{}} 12",
-        f"{session}input_batch_size_count{{}} 8",  # once per input tensor and request
-        f'{session}queuing_latency_count{{thread_pool_name=""}} 4',
-        f'{session}queuing_latency_sum{{thread_pool_name=""}} 400',
-        f'{session}padding_size_sum{{execution_batch_size="4"}} 1',
-        f'{session}padding_size_sum{{execution_batch_size="8"}} 0',
-        f'{own}_close_count{{reason="full"}} 1',
-        f'{own}_close_count{{reason="timeout"}} 1',
-        f'{own}_execution_count{{batch_size="4"}} 1',
-        f'{own}_execution_micros_total{{batch_size="8"}} 2000',
-    }
-    assert expected <= set(metrics.render().splitlines())
-
-
-def test_an_unbatched_run_shows_only_in_our_own_metrics() -> None:
-    metrics = Metrics()
     metrics.on_unbatched_run(5, 100.0)
-    own = [':batchtune:serving:batch_execution_count{batch_size="5"} 1']
-    assert lines(metrics, "batch_execution_count") == own
-    unbatched = [":tensorflow:serving:batching_session:wrapped_run_count{} 0"]
-    assert lines(metrics, "wrapped_run_count") == unbatched
+    metrics.on_rejected("queue_full")
+    metrics.on_rejected("expired")
+    metrics.queue_depths = lambda: (2, 17)
+    metrics.length_boundaries = lambda: {"m/1/s": (32, 64), "m/2/s": ()}
+    metrics.emulated = True
+    for name, rows, micros in (("a", 4, 3.0), ("a", 2, 1.0), ("b", 1, 0.5)):
+        metrics.models.add((name,), 1, rows, micros)
+    assert set(SHOWN.split("\n")) - {""} <= set(metrics.render().splitlines())
 
 
 def test_clients_cannot_make_series_without_end() -> None:
@@ -137,16 +145,6 @@ def test_clients_cannot_make_series_without_end() -> None:
     assert len(counts) <= 2 + 20
     assert ':batchtune:serving:batch_execution_count{batch_size="128"} 1' in counts
     assert ':batchtune:serving:batch_execution_count{batch_size="256"} 2' in counts
-
-
-def test_rejections_are_counted_by_reason() -> None:
-    metrics = Metrics()
-    metrics.on_rejected("queue_full")
-    metrics.on_rejected("expired")
-    assert lines(metrics, "rejected_count") == [
-        ':batchtune:serving:rejected_count{reason="queue_full"} 1',
-        ':batchtune:serving:rejected_count{reason="expired"} 1',
-    ]
 
 
 def test_busy_time_counts_overlapping_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,35 +161,3 @@ def test_busy_time_counts_overlapping_runs_once(monkeypatch: pytest.MonkeyPatch)
     now_ns[0] = 9_000_000
     assert device.busy_micros() == 4000
     assert device.in_flight == 0
-
-
-def test_queue_depths_and_length_boundaries_come_from_the_sessions_in_force() -> None:
-    metrics = Metrics()
-    metrics.queue_depths = lambda: (2, 17)
-    metrics.length_boundaries = lambda: {"m/1/s": (32, 64), "m/2/s": ()}
-    metrics.emulated = True
-    assert lines(metrics, "queue_depth") == [
-        ":batchtune:serving:queue_depth_batches{} 2",
-        ":batchtune:serving:queue_depth_rows{} 17",
-    ]
-    assert lines(metrics, "length_buckets{") == [
-        ':batchtune:serving:length_buckets{session="m/1/s",boundaries="32,64"} 1',
-        ':batchtune:serving:length_buckets{session="m/2/s",boundaries=""} 1',
-    ]
-    assert lines(metrics, "emulated_device{") == [":batchtune:serving:emulated_device{} 1"]
-
-
-def test_what_each_model_takes_of_the_batch_threads_is_told_by_name() -> None:
-    metrics = Metrics()
-    assert "model_batches" not in metrics.render()
-    metrics.models.add(("a",), 1, 4, 3.0)
-    metrics.models.add(("a",), 1, 2, 1.0)
-    metrics.models.add(("b",), 1, 1, 0.5)
-    assert lines(metrics, ":model_batch") == [
-        ':batchtune:serving:model_batches_total{model_name="a"} 2',
-        ':batchtune:serving:model_batches_total{model_name="b"} 1',
-        ':batchtune:serving:model_batch_rows_total{model_name="a"} 6',
-        ':batchtune:serving:model_batch_rows_total{model_name="b"} 1',
-        ':batchtune:serving:model_batch_micros_total{model_name="a"} 4',
-        ':batchtune:serving:model_batch_micros_total{model_name="b"} 0.5',
-    ]

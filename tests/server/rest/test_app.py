@@ -89,9 +89,7 @@ def test_columns_are_answered_by_column(rest: RunningRest) -> None:
         (f"OPTIONS {PREDICT}", 400, "Origin header is missing in CORS preflight"),
     ],
 )
-def test_refusals_have_the_references_code_and_text(
-    rest: RunningRest, request_: str, code: int, text: str
-) -> None:
+def test_refusals_are_the_references(rest: RunningRest, request_: str, code: int, text: str) -> None:
     method, path, *body = request_.split(" ", 2)
     for _ in range(2):
         answer = rest.ask("".join(body).encode(), path, method=method)
@@ -333,7 +331,7 @@ def test_classify_and_regress_take_examples() -> None:
         assert asked("classify", signature_name="s") == {"error": "No signature was found with the name: s"}
 
 
-def test_a_fault_of_the_server_is_500_and_logged(
+def test_a_fault_is_500_and_logged(
     rest: RunningRest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:

@@ -78,9 +78,7 @@ def read_to_end(client: socket.socket) -> bytes:
         (["--http2"], 1),
     ],
 )
-def test_curl_of_every_version_is_answered_in_http_1_1(
-    rest: RunningRest, arguments: list[str], reused: int
-) -> None:
+def test_curl_is_answered_in_http_1_1(rest: RunningRest, arguments: list[str], reused: int) -> None:
     """--http2 asks for an upgrade that a server may ignore; Java's client does so by default."""
     done = curl("-v", *arguments, "-d", json.dumps(ONE), rest.url + PREDICT, rest.url + PREDICT)
     assert done.stdout.count(b"2.5") == 2
@@ -204,9 +202,7 @@ def test_h2load_over_http_1_is_answered_in_order(rest: RunningRest, tmp_path: Pa
         b"x\xff: a\r\ncontent-length: 20\r\n",
     ],
 )
-def test_a_head_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
-    rest: RunningRest, fields: bytes
-) -> None:
+def test_a_head_that_can_be_read_in_two_ways_is_refused_for_good(rest: RunningRest, fields: bytes) -> None:
     """Whoever stands between us and the client might have read it the other way (request smuggling)."""
     smuggled = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\n" + REQUEST[-20:]
     received = rest.exchange(smuggled + REQUEST, answers=2)
@@ -246,9 +242,7 @@ def test_a_head_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
         (CHUNKED_HEAD + b"\r\n2\r\n{}", 400, "Malformed HTTP request"),
     ],
 )
-def test_what_is_no_usual_request_is_understood_or_refused(
-    rest: RunningRest, request_: bytes, status: int, text: str
-) -> None:
+def test_unusual_requests(rest: RunningRest, request_: bytes, status: int, text: str) -> None:
     received = rest.exchange(request_)
     assert received.startswith(b"HTTP/1.1 %d " % status)
     assert text.encode() in received
@@ -327,9 +321,7 @@ def test_a_request_cut_short_is_not_answered_and_leaves_nothing(rest: RunningRes
     assert not rest.models.servable.asked
 
 
-def test_a_client_that_leaves_pipelined_requests_is_not_answered(
-    rest: RunningRest, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_leaves_is_not_answered(rest: RunningRest, caplog: pytest.LogCaptureFixture) -> None:
     servable = rest.models.servable
     servable.hold = True
     with rest.connect() as client:
@@ -345,9 +337,7 @@ def test_a_client_that_leaves_pipelined_requests_is_not_answered(
 
 
 @pytest.mark.parametrize("path", [b"m:predict", b"x:predict"])
-def test_the_body_of_a_request_that_is_never_finished_is_freed_at_once(
-    rest: RunningRest, path: bytes
-) -> None:
+def test_an_unfinished_body_is_freed_at_once(rest: RunningRest, path: bytes) -> None:
     """Not only when the garbage collector next looks for reference cycles, which is seldom."""
     size = 8 << 20
     head = REQUEST.partition(b"{")[0].replace(b"length: 20", b"length: %d" % (size + 1))
@@ -379,9 +369,7 @@ def test_the_body_of_a_request_that_is_never_finished_is_freed_at_once(
     ],
     ids=["target", "value", "fields", "name", "trailers", "trailer", "chunk extension", "chunk size"],
 )
-def test_what_has_no_end_is_refused_before_it_fills_the_memory(
-    rest: RunningRest, endless: bytes, piece: bytes
-) -> None:
+def test_what_has_no_end_is_refused(rest: RunningRest, endless: bytes, piece: bytes) -> None:
     with rest.connect() as client:
         client.sendall(endless)
         try:
@@ -579,7 +567,7 @@ def test_few_requests_are_parsed_before_their_turn(requests_: bytes, waiting_max
         (b"HTTP/1.0\r\nconnection: keep-alive", 2, b"connection: keep-alive\r\n"),
     ],
 )
-def test_a_connection_is_kept_or_closed_as_the_client_wants(
+def test_the_client_says_what_is_kept(
     shared: RunningRest, version: bytes, answers: int, field: bytes
 ) -> None:
     received = shared.exchange(REQUEST.replace(b"HTTP/1.1", version, 1) * 2, answers=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,14 @@ def free_ports(count: int) -> list[int]:
     while len(ports) < count:
         ports.add(free_port())
     return list(ports)
+
+
+def can_connect(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def write_emulated(base_path: Path, *, version: int = 1, base_ms: float = 0.0) -> Path:

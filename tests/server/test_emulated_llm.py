@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from batchtune.server.emulated_llm import OUT_OF_MEMORY, Device, Scheduler, Sequence
-from tests.server.server_process import free_ports
+from tests.server.server_process import can_connect, free_ports
 from tests.waiting import wait_until
 
 DEVICE = Device(
@@ -25,30 +25,30 @@ DEVICE = Device(
 )
 
 
-def scheduler(**limits: int) -> Scheduler:
-    return Scheduler(DEVICE, **({"max_num_seqs": 8, "max_num_batched_tokens": 64} | limits))
+def scheduler(*sequences: Sequence, **limits: int) -> Scheduler:
+    steps = Scheduler(DEVICE, **({"max_num_seqs": 8, "max_num_batched_tokens": 64} | limits))
+    for sequence in sequences:
+        steps.add(sequence)
+    return steps
 
 
 def run(steps: Scheduler) -> list[tuple[float, list[Sequence]]]:
     done = []
     while not steps.is_idle:
         done.append(steps.step())
+    assert steps.used_tokens == 0
     return done
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_then_decodes_a_token_a_step() -> None:
-    steps, sequence = scheduler(), Sequence(prompt=150, output=3)
-    steps.add(sequence)
-    done = run(steps)
-    assert [round(seconds * 1e3, 3) for seconds, _ in done] == [10.9, 10.9, 6.7, 4.5, 4.5]
-    assert [len(answered) for _, answered in done] == [0, 0, 1, 1, 1]
-    assert steps.used_tokens == 0
+    done = run(scheduler(Sequence(prompt=150, output=3)))
+    steps = [(round(seconds * 1e3, 3), len(answered)) for seconds, answered in done]
+    assert steps == [(10.9, 0), (10.9, 0), (6.7, 1), (4.5, 1), (4.5, 1)]
 
 
 def test_decoding_comes_first_and_prefill_takes_what_is_left_of_the_budget() -> None:
-    steps = scheduler(max_num_batched_tokens=10)
     first, second = Sequence(prompt=5, output=9), Sequence(prompt=30, output=1)
-    steps.add(first)
+    steps = scheduler(first, max_num_batched_tokens=10)
     steps.step()
     steps.add(second)
     steps.step()
@@ -56,60 +56,43 @@ def test_decoding_comes_first_and_prefill_takes_what_is_left_of_the_budget() -> 
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
-    steps = scheduler(max_num_seqs=2)
-    for _ in range(5):
-        steps.add(Sequence(prompt=4, output=4))
+    steps = scheduler(*(Sequence(prompt=4, output=4) for _ in range(5)), max_num_seqs=2)
     steps.step()
     assert (len(steps.running), len(steps.waiting)) == (2, 3)
 
 
 def test_the_newest_is_preempted_where_the_memory_is_full_and_all_end_in_spite_of_it() -> None:
-    steps = scheduler()
-    assert steps.kv_tokens == 1000 - 80 - 64
     sequences = [Sequence(prompt=50, output=300) for _ in range(4)]
-    for sequence in sequences:
-        steps.add(sequence)
-    done = run(steps)
+    steps = scheduler(*sequences)
+    assert steps.kv_tokens == 1000 - 80 - 64
+    assert sum(len(answered) for _, answered in run(steps)) == 4 * 300
     assert steps.preemptions > 0
     assert [sequence.produced for sequence in sequences] == [300] * 4
-    assert sum(len(answered) for _, answered in done) == 4 * 300
-    assert steps.used_tokens == 0
 
 
 def test_one_that_the_client_gave_up_leaves_its_memory() -> None:
-    steps, sequence = scheduler(), Sequence(prompt=50, output=300)
-    steps.add(sequence)
+    sequence = Sequence(prompt=50, output=300)
+    steps = scheduler(sequence)
     steps.step()
     sequence.gone = True
     assert steps.step() == (0.0, [])
     assert (steps.used_tokens, steps.is_idle) == (0, True)
 
 
+COMMAND = [sys.executable, "-m", "batchtune.server.emulated_llm"]
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     (port,) = free_ports(1)
-    command = [
-        sys.executable,
-        "-m",
-        "batchtune.server.emulated_llm",
-        f"--port={port}",
-        "--tokens-per-chunk=2",
-    ]
+    command = [*COMMAND, f"--port={port}", "--tokens-per-chunk=2"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
-            address = f"http://127.0.0.1:{port}"
-            wait_until(lambda: _answers(address))
-            yield address
+            wait_until(lambda: can_connect(port))
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
             assert server.wait(20) == 0
-
-
-def _answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def test_a_chat_is_streamed_and_usage_counts_tokens_not_chunks(url: str) -> None:
@@ -135,35 +118,32 @@ def test_an_answer_that_is_not_streamed_comes_whole(url: str) -> None:
 
 def test_a_connection_is_closed_where_the_client_asks_for_that(url: str) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": True}
-    with (
-        httpx.Client() as client,
-        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as raw,
-    ):
-        request = client.build_request("POST", f"{url}/v1/chat/completions", json=body)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(request.content)}\r\n\r\n"
-        raw.settimeout(30)
-        raw.sendall(head.encode() + request.content)
-        read = b""
-        while piece := raw.recv(1 << 16):
-            read += piece
+    content = json.dumps(body).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
+        content
+    )
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as raw:
+        raw.sendall(head + content)
+        read = b"".join(iter(lambda: raw.recv(1 << 16), b""))
     assert read.endswith(b"0\r\n\r\n")
 
 
-def test_what_is_no_request_is_refused_and_it_says_that_it_is_emulated(url: str) -> None:
-    for body in (
-        b"{",
-        b"[]",
-        b'{"messages": 1}',
-        b'{"messages": [{"content": "a"}], "max_tokens": 99999999}',
-    ):
-        assert httpx.post(f"{url}/v1/chat/completions", content=body).status_code == 400
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b'{"messages": 1}', b'{"messages": [{"content": "a"}], "max_tokens": 99999999}']
+)
+def test_what_is_no_request_is_refused(url: str, body: bytes) -> None:
+    assert httpx.post(f"{url}/v1/chat/completions", content=body).status_code == 400
+
+
+def test_it_says_that_it_is_emulated(url: str) -> None:
     assert httpx.get(f"{url}/nowhere").status_code == 404
+    assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.get(f"{url}/v1/models").json()["data"][0]["owned_by"] == "emulated"
     assert ":batchtune:serving:emulated_device 1" in httpx.get(f"{url}/metrics").text
 
 
 def test_settings_that_do_not_fit_into_memory_end_it_at_its_start() -> None:
-    command = [sys.executable, "-m", "batchtune.server.emulated_llm", "--port=0", "--max-num-seqs=100000"]
+    command = [*COMMAND, "--port=0", "--max-num-seqs=100000"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert OUT_OF_MEMORY in ended.stderr

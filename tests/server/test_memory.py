@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,59 +37,41 @@ def test_what_another_thread_took_can_be_given_back_where_there_is_one_heap(heap
     assert (freed_bytes > 10_000_000) is (heaps == "one heap")
 
 
-class Process:
-    """Has the memory that the test says; a trim takes it down to what is in use."""
+def trims_after(*looks: tuple[float, float]) -> tuple[list[int], float]:
+    """The trims after each look at a process, of so many MB resident and in use; and what it has at the end."""
+    process = SimpleNamespace(resident_mb=100.0, used_mb=100.0, trims=0)
 
-    def __init__(self) -> None:
-        self.resident_mb = self.used_mb = 100.0
-        self.trims = 0
-        self.trimming = Trimming(trim=self.trim, resident_bytes=lambda: int(1e6 * self.resident_mb))
+    def trim() -> None:
+        process.trims += 1
+        process.resident_mb = min(process.resident_mb, process.used_mb)
 
-    def trim(self) -> None:
-        self.trims += 1
-        self.resident_mb = min(self.resident_mb, self.used_mb)
-
-    def look(self, *resident_mb: float) -> list[int]:
-        """The trims so far, after a look at each."""
-        trims = []
-        for resident in resident_mb:
-            self.resident_mb = resident
-            self.trimming.look()
-            trims.append(self.trims)
-        return trims
+    trimming, trims = Trimming(trim=trim, resident_bytes=lambda: int(1e6 * process.resident_mb)), []
+    for process.resident_mb, process.used_mb in looks:
+        trimming.look()
+        trims.append(process.trims)
+    return trims, process.resident_mb
 
 
-def test_memory_is_given_back_once_a_peak_is_over() -> None:
-    process = Process()
-    assert process.look(100, 200, 400, 300) == [0, 0, 0, 1]
-    assert process.resident_mb == 100
-    assert process.look(100, 103, 103, 104.5) == [1, 1, 1, 1]
-    assert process.look(104.5) == [2]
+IN_USE = (200, 200)
 
 
-def test_what_is_freed_unseen_is_given_back_too() -> None:
-    """What clients held is free once they are cut off, but the system still counts it."""
-    process = Process()
-    process.used_mb = 200.0
-    assert process.look(200, 200, 200, 200) == [0, 1, 1, 2]
-    process.used_mb = 110.0
-    assert process.look(*[200] * 4) == [2, 2, 2, 3]
-    process.used_mb = 100.0
-    assert process.look(110) == [4]
-    assert process.resident_mb == 100
-
-
-def test_a_fall_shows_that_there_is_more_to_give_back() -> None:
-    process = Process()
-    process.used_mb = 200.0
-    assert process.look(*[200] * 9) == [0, 1, 1, 2, 2, 2, 2, 3, 3]
-    process.used_mb = 100.0
-    assert process.look(150) == [4]
+@pytest.mark.parametrize(
+    ("looks", "trims"),
+    [
+        (
+            [(mb, 100) for mb in (100, 200, 400, 300, 100, 103, 103, 104.5, 104.5)],
+            [0, 0, 0, 1, 1, 1, 1, 1, 2],
+        ),
+        ([*[IN_USE] * 4, *[(200, 110)] * 4, (110, 100)], [0, 1, 1, 2, 2, 2, 2, 3, 4]),
+        ([*[IN_USE] * 9, (150, 100)], [0, 1, 1, 2, 2, 2, 2, 3, 3, 4]),
+    ],
+    ids=["a peak is over", "what is freed unseen", "a fall"],
+)
+def test_memory_is_given_back(looks: list[tuple[float, float]], trims: list[int]) -> None:
+    """Also what clients held: it is free once they are cut off, but the system still counts it."""
+    assert trims_after(*looks) == (trims, 100)
 
 
 def test_what_is_in_use_is_trimmed_a_few_times_only() -> None:
-    process = Process()
-    process.used_mb = 200.0
-    assert process.look(*[200] * 1000)[-1] == 5
-    process.used_mb = 190.0
-    assert process.look(210, 210, 190)[-1] == 6
+    trims, _ = trims_after(*[IN_USE] * 1000, (210, 190), (210, 190), (190, 190))
+    assert (trims[999], trims[-1]) == (5, 6)

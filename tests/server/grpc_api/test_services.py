@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.text_format import Parse
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
@@ -20,18 +21,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, Serv
 from batchtune.server.grpc_api.services import REFLECTION_SERVICES, HealthCalls
 from batchtune.wire.grpc.server_call import GrpcStream, read_head
 from batchtune.wire.status import GRPC_CODES, StatusError
-from batchtune.wire.tfserving.messages import (
-    ClassificationRequest,
-    GetModelMetadataRequest,
-    GetModelStatusRequest,
-    ModelServerConfig,
-    MultiInferenceRequest,
-    PredictRequest,
-    RegressionRequest,
-    ReloadConfigRequest,
-    SignatureDefMap,
-    TensorProto,
-)
+from batchtune.wire.tfserving.messages import POOL, PredictRequest, SignatureDefMap, TensorProto
 from batchtune.wire.tfserving.tensors import encode_predict_request, tensor_from_proto
 from tests.server.hostile_attacks import PREDICT, connect_grpc, data, head
 from tests.server.server_fakes import (
@@ -115,6 +105,13 @@ def calling(servable: FakeServable, **flags: Any) -> Iterator[Any]:
 
 def predict_request(signature_name: str = "", **inputs: Any) -> PredictRequest:
     return PredictRequest.FromString(encode_predict_request("m", signature_name, inputs))
+
+
+def request_of(method: str, text: str) -> Any:
+    """A message to a service of TensorFlow Serving; `text` as protobuf writes it."""
+    service, _, name = method.partition("/")
+    described = POOL.FindServiceByName(f"tensorflow.serving.{service}").methods_by_name[name]
+    return Parse(text, GetMessageClass(described.input_type)())
 
 
 def floats(*values: float) -> Any:
@@ -230,15 +227,6 @@ def test_outputs_of_every_type_and_no_rows_at_all_arrive(as_content: bool) -> No
                 assert bool(proto.tensor_content) is (as_content and rows > 0 and dtype != "object")
 
 
-REQUESTS = {
-    "Predict": PredictRequest,
-    "Classify": ClassificationRequest,
-    "Regress": RegressionRequest,
-    "MultiInference": MultiInferenceRequest,
-    "GetModelMetadata": GetModelMetadataRequest,
-    "GetModelStatus": GetModelStatusRequest,
-    "HandleReloadConfigRequest": ReloadConfigRequest,
-}
 X = 'inputs { key: "x" value { dtype: DT_FLOAT float_val: 1 } }'
 Z = X.replace('"x"', '"z"')
 EXAMPLE = "input { example_list { examples {} } }"
@@ -252,7 +240,7 @@ def named(name: str, more: str = "", rest: str = "") -> str:
 
 
 REFUSALS = {
-    "Predict": {
+    "PredictionService/Predict": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
         named("", "", X): "INVALID_ARGUMENT: ModelSpec has no name specified.",
         named("x", "", X): "NOT_FOUND: Servable not found for request: Latest(x)",
@@ -278,18 +266,18 @@ REFUSALS = {
         ),
         named("m", "", 'inputs { key: "x" value {} }'): "INVALID_ARGUMENT: tensor parsing error: x",
     },
-    "Classify": {
+    "PredictionService/Classify": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
         named("m", 'signature_name: "scores"'): "INVALID_ARGUMENT: Input is empty.",
         named("m", 'signature_name: "no"', EXAMPLE): (
             "INVALID_ARGUMENT: No signature was found with the name: no"
         ),
     },
-    "Regress": {
+    "PredictionService/Regress": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
         named("m", 'signature_name: "labels"', EXAMPLE): "INVALID_ARGUMENT: Expected one output Tensor.",
     },
-    "MultiInference": {
+    "PredictionService/MultiInference": {
         EXAMPLE: "INVALID_ARGUMENT: ModelSpec has no name specified.",
         SIZE + TASK % ("", "scores", "classify") + EXAMPLE: (
             "INVALID_ARGUMENT: Found ModelSpec with an empty model name."
@@ -305,7 +293,7 @@ REFUSALS = {
             "UNIMPLEMENTED: Unsupported signature method_name: tensorflow/serving/predict"
         ),
     },
-    "GetModelMetadata": {
+    "PredictionService/GetModelMetadata": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
         named("m"): "INVALID_ARGUMENT: GetModelMetadataRequest must specify at least one metadata_field",
         named("m", "", 'metadata_field: "f"'): "INVALID_ARGUMENT: Metadata field f is not supported",
@@ -313,12 +301,12 @@ REFUSALS = {
             "NOT_FOUND: Servable not found for request: Latest(x)"
         ),
     },
-    "GetModelStatus": {
+    "ModelService/GetModelStatus": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
         named("m", "version { value: 9 }"): "NOT_FOUND: Could not find version 9 of model m",
         named("x"): "NOT_FOUND: Could not find any versions of model x",
     },
-    "HandleReloadConfigRequest": {
+    "ModelService/HandleReloadConfigRequest": {
         "": (
             "INVALID_ARGUMENT: ServerModelConfig type not supported by HandleReloadConfigRequest. Only ModelConfigList "
             "is currently supported"
@@ -331,10 +319,10 @@ REFUSALS = {
     ("method", "text", "said"), [(key, *row) for key, rows in REFUSALS.items() for row in rows.items()]
 )
 def test_refusals_are_the_references(channel: grpc.Channel, method: str, text: str, said: str) -> None:
-    of_models = method in {"GetModelStatus", "HandleReloadConfigRequest"}
-    call = getattr(Stub(channel, "ModelService" if of_models else "PredictionService"), method)
+    service, _, name = method.partition("/")
     for _ in range(3):
-        assert ": ".join(failure(call, Parse(text, REQUESTS[method]()))) == said
+        refused = failure(getattr(Stub(channel, service), name), request_of(method, text))
+        assert ": ".join(refused) == said
 
 
 def test_signature_defaults_fill_in_for_missing_inputs() -> None:
@@ -453,8 +441,8 @@ def test_requests_are_counted_by_status(stub: Any, server: RunningGrpc) -> None:
     assert 'request_latency_count{model_name="m",API="Predict",entrypoint="GRPC"}' in text
 
 
-def examples_of(request: Any, signature_name: str, *texts: str) -> Any:
-    request.model_spec.name, request.model_spec.signature_name = "m", signature_name
+def examples_of(method: str, signature_name: str, *texts: str) -> Any:
+    request = request_of(f"PredictionService/{method}", named("m", f'signature_name: "{signature_name}"'))
     for text in texts:
         example = request.input.example_list.examples.add()
         example.features.feature["t"].bytes_list.value.append(text.encode())
@@ -463,7 +451,7 @@ def examples_of(request: Any, signature_name: str, *texts: str) -> Any:
 
 @pytest.mark.parametrize(("name", "labels"), [("labels", ("short", "long")), ("scores", ("", ""))])
 def test_classify_gives_labels_and_scores(stub: Any, name: str, labels: tuple[str, str]) -> None:
-    request = examples_of(ClassificationRequest(), name, "a", "bcd")
+    request = examples_of("Classify", name, "a", "bcd")
     sizes = [len(one.SerializeToString()) for one in request.input.example_list.examples]
     response = stub.Classify(request, timeout=TIMEOUT_S)
     rows = [[(one.label, one.score) for one in entry.classes] for entry in response.result.classifications]
@@ -472,7 +460,7 @@ def test_classify_gives_labels_and_scores(stub: Any, name: str, labels: tuple[st
 
 
 def test_regress_gives_values_and_a_context_is_merged_into_examples(stub: Any) -> None:
-    request = examples_of(RegressionRequest(), "size", "a")
+    request = examples_of("Regress", "size", "a")
     alone = stub.Regress(request, timeout=TIMEOUT_S).result.regressions[0].value
     (example,) = request.input.example_list.examples
     request.input.example_list_with_context.examples.append(example)
@@ -484,14 +472,16 @@ def test_regress_gives_values_and_a_context_is_merged_into_examples(stub: Any) -
 
 @pytest.mark.parametrize(("method", "kind"), [("Classify", "classification"), ("Regress", "regression")])
 def test_a_signature_of_another_kind_is_shown(stub: Any, method: str, kind: str) -> None:
-    request = Parse(f'model_spec {{ name: "m" }} {EXAMPLE}', REQUESTS[method]())  # of serving_default
+    request = request_of(f"PredictionService/{method}", named("m", "", EXAMPLE))  # of serving_default
     code, text = failure(getattr(stub, method), request)
     assert code == "INVALID_ARGUMENT"
     assert text.startswith(f"No {kind} inputs found in SignatureDef: inputs {{")
 
 
 def test_multi_inference_answers_all_tasks_in_order(stub: Any) -> None:
-    request = Parse(SIZE + TASK % ("m", "scores", "classify") + EXAMPLE, MultiInferenceRequest())
+    request = request_of(
+        "PredictionService/MultiInference", SIZE + TASK % ("m", "scores", "classify") + EXAMPLE
+    )
     request.input.example_list.examples[0].features.feature["t"].int64_list.value.append(1)
     size = len(request.input.example_list.examples[0].SerializeToString())
     regression, classification = stub.MultiInference(request, timeout=TIMEOUT_S).results
@@ -504,14 +494,16 @@ def test_multi_inference_answers_all_tasks_in_order(stub: Any) -> None:
 def test_method_names_are_checked_when_the_flag_asks_for_it() -> None:
     with calling(FakeServable(MODEL), enable_signature_method_name_check=True) as strict:
         said = "Expected classification signature method_name to be tensorflow/serving/classify. Was: "
-        refused = failure(strict.Classify, examples_of(ClassificationRequest(), "labels", "a"))
+        refused = failure(strict.Classify, examples_of("Classify", "labels", "a"))
         assert refused == ("INVALID_ARGUMENT", f"{said}tensorflow/serving/predict")
-        request = examples_of(ClassificationRequest(), "scores", "a")
+        request = examples_of("Classify", "scores", "a")
         assert strict.Classify(request, timeout=TIMEOUT_S).result.classifications
 
 
 def test_metadata_holds_the_signatures(stub: Any) -> None:
-    request = Parse(f'{named("m")} metadata_field: "signature_def"', GetModelMetadataRequest())
+    request = request_of(
+        "PredictionService/GetModelMetadata", named("m", "", 'metadata_field: "signature_def"')
+    )
     response = stub.GetModelMetadata(request, timeout=TIMEOUT_S)
     assert (response.model_spec.name, response.model_spec.version.value) == ("m", 123)
     definitions = SignatureDefMap()
@@ -520,24 +512,23 @@ def test_metadata_holds_the_signatures(stub: Any) -> None:
 
 
 def test_status_shows_the_versions(channel: grpc.Channel) -> None:
-    request = Parse(named("m"), GetModelStatusRequest())
+    request = request_of("ModelService/GetModelStatus", named("m"))
     status = Stub(channel, "ModelService").GetModelStatus(request, timeout=TIMEOUT_S)
     (entry,) = status.model_version_status
     assert (entry.version, entry.state, entry.status.error_code) == (123, entry.AVAILABLE, 0)
 
 
-CONFIG = Parse('model_config_list { config { name: "m" base_path: "/x" } }', ModelServerConfig())
-
-
 def test_reload_hands_over_the_configuration_or_says_why_not() -> None:
     count = "/tensorflow/serving/request_count"
-    request = ReloadConfigRequest(config=CONFIG, metric_names=[count, "/no/such/metric"])
+    config = 'model_config_list { config { name: "m" base_path: "/x" } }'
+    text = f'config {{ {config} }} metric_names: "{count}" metric_names: "/no/such/metric"'
+    request = request_of("ModelService/HandleReloadConfigRequest", text)
     with running_grpc() as server, grpc.insecure_channel(server.address) as channel:
         server.models.on_reload = lambda: server.metrics.request_count("m", "OK")
         reload = Stub(channel, "ModelService").HandleReloadConfigRequest
         response = reload(request, timeout=TIMEOUT_S)
         assert response.status.error_code == 0
-        assert server.models.reloaded == [CONFIG]
+        assert server.models.reloaded == [request.config]
         grown = {metric.name: metric.int64_value_increase for metric in response.metric}
         assert grown == {count: 1, "/no/such/metric": 0}
         server.models.reload_error = StatusError("INVALID_ARGUMENT", "bad")

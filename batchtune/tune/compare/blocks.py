@@ -38,7 +38,7 @@ from batchtune.tune.trials.trial import FinishedTrial, Source, Trial, TrialReque
 
 REPEATS_SHARE = 0.5
 """Most repeats for noise, as a share of the trials planned: on a host that is always noisy they gain nothing
-(compare_power.py)."""
+(live_check.py --compare)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

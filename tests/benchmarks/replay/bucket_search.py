@@ -78,12 +78,6 @@ class Lengths:
             lengths[mine] = (median * np.exp(sigma * normal) if sigma else uniform)[mine]
         return np.clip(np.ceil(lengths), 1, LONGEST).astype(np.int64)
 
-    def in_words(self) -> str:
-        return " + ".join(
-            f"{share:.0%} {f'around {median:g} (sigma {sigma:g})' if sigma else f'up to {median:g}'}"
-            for share, median, sigma in self.kinds
-        )
-
 
 TRAFFICS = (
     *(Lengths(((1.0, median, sigma),)) for median in (16, 40, 80, 128) for sigma in (0.3, 0.7, 1.1)),
@@ -195,7 +189,7 @@ def outcome(traffic: int) -> Outcome:
     named = dict(chosen.flags).get(LENGTH_BUCKETS) or chosen.label()
     text = (
         f"{traffic:2}  loss {loss:6.1%}  one queue {without:6.1%}  {len(trials)} trials  "
-        f"{named} for {','.join(map(str, best)) or 'none'}  [{lengths.in_words()}]"
+        f"{named} for {','.join(map(str, best)) or 'none'}  [{lengths.kinds}]"
     )
     return Outcome(loss=loss, text=text)
 
@@ -254,7 +248,7 @@ def main() -> None:
             return
         by_traffic = list(pool.map(partial(automatic_losses, most=asked.auto), traffics))
     for traffic, lost in zip(traffics, by_traffic, strict=True):
-        print(f"{traffic:2}  {'  '.join(f'{loss:6.1%}' for loss in lost)}  [{TRAFFICS[traffic].in_words()}]")
+        print(f"{traffic:2}  {'  '.join(f'{loss:6.1%}' for loss in lost)}  [{TRAFFICS[traffic].kinds}]")
     for queues, losses in zip(asked.auto, map(list, zip(*by_traffic, strict=True)), strict=True):
         print(f"{queues} queues: ", end="")
         print_losses(losses, of=f" of {len(SETS)} sets")

@@ -21,13 +21,13 @@ from batchtune.errors import BatchingParametersError, UsageError
 from batchtune.scenario.reader import parse_scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibrate import Observation, calibrate
-from batchtune.twin.service_time import Fitted, LengthCost, ServiceTime, fit_length_cost
+from batchtune.twin.service_time import LengthCost, ServiceTime, fit_length_cost
 from batchtune.twin.simulator.simulate import Batcher, Device
 from batchtune.twin.traffic import Traffic, traffic_of
 from batchtune.twin.twin import FitError, Twin
 from tests.scenario.test_reader import SMALL
 from tests.twin.simulated_run import simulate_closed
-from tests.twin.twin_fakes import batcher_of, best_alone, measurement_of
+from tests.twin.twin_fakes import batcher_of, best_alone, fitted_of, measurement_of
 
 FIXED_S, PER_ROW_S, PER_ELEMENT_S = 0.002, 0.0001, 4e-6
 DRAWN = np.rint(40 * np.exp(0.7 * np.random.default_rng(1).normal(size=256)))
@@ -88,16 +88,8 @@ def twin() -> Twin:
     length = LengthCost(fixed_s=FIXED_S, per_row_s=PER_ROW_S, per_element_s=PER_ELEMENT_S, longest=longest)
     rows = np.arange(1.0, 65.0)
     seconds = FIXED_S + rows * (PER_ROW_S + PER_ELEMENT_S * length.usual(rows))
-    fitted = Fitted(
-        service_time=ServiceTime(rows=tuple(rows.tolist()), seconds=tuple(seconds.tolist())),
-        contention=0.0,
-        serial=True,
-        jitter_ratio=0.01,
-        delay_s=0.0003,
-        front_end_s=0.00002,
-        wake_s=0.0,
-        length=length,
-    )
+    times = ServiceTime(rows=tuple(rows.tolist()), seconds=tuple(seconds.tolist()))
+    fitted = fitted_of(times, delay_s=0.0003, length=length)
     error = FitError(p95_ratio=0.01, throughput_ratio=0.01, mape=0.01, left_out=8)
     return Twin(best_fit=fitted, fits=(fitted,), rows_max=64, threads_max=1, error=error)
 

@@ -36,36 +36,21 @@ from batchtune.twin.twin import FitError, Twin, play
 from batchtune.units import percentage
 from tests.scenario.test_payloads import TOKENS, schedule
 from tests.tune.tune_fakes import scenario_of
-from tests.twin.twin_fakes import P95, POISSON, batcher_of, device_of, limit_of, plan_replicas
+from tests.twin.twin_fakes import P95, POISSON, batcher_of, fitted_of, limit_of, plan_replicas
 
 SURE = FitError(p95_ratio=0.03, throughput_ratio=0.02, mape=0.04, left_out=8)
 
 
 def twin_of(*, spread: float = 0.05, readings: int = 6) -> Twin:
     """A known device, and readings of it that are faster or slower as a whole."""
-    device = device_of()
 
     def fitted(factor: float) -> Fitted:
         times = linear_service_time(0.002 * factor, 0.00005 * factor, [1.0, 8.0, 64.0])
-        return Fitted(
-            service_time=times,
-            contention=1.0,
-            serial=False,
-            jitter_ratio=device.jitter_ratio,
-            delay_s=device.delay_s,
-            front_end_s=device.front_end_s,
-            wake_s=5e-5,
-        )
+        return fitted_of(times, contention=1.0, serial=False, wake_s=5e-5)
 
     factors = np.exp(spread * np.linspace(-2.0, 2.0, readings))
-    return Twin(
-        best_fit=fitted(1.0),
-        fits=tuple(fitted(float(one)) for one in factors),
-        rows_max=64,
-        threads_max=1,
-        error=SURE,
-        observations=8,
-    )
+    fits = tuple(fitted(float(one)) for one in factors)
+    return Twin(best_fit=fitted(1.0), fits=fits, rows_max=64, threads_max=1, error=SURE, observations=8)
 
 
 @pytest.fixture(scope="module")
@@ -338,15 +323,8 @@ def test_steps_without_a_rate_offer_their_mean() -> None:
 
 
 def reading_of(fixed_s: float = 0.008, per_row_s: float = 0.0006, *, serial: bool = True) -> Fitted:
-    return Fitted(
-        service_time=linear_service_time(fixed_s, per_row_s, [1, 2, 4, 8, 16, 32, 64]),
-        contention=0.0,
-        serial=serial,
-        jitter_ratio=1e-4,
-        delay_s=0.0,
-        front_end_s=0.0,
-        wake_s=0.0,
-    )
+    times = linear_service_time(fixed_s, per_row_s, [1, 2, 4, 8, 16, 32, 64])
+    return fitted_of(times, serial=serial, jitter_ratio=1e-4, delay_s=0.0, front_end_s=0.0)
 
 
 def highest(readings: list[Fitted], batcher: Batcher, *limits: Limit, error_ratio: float = 0.01) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from batchtune.measure.slo import Limit
 from batchtune.target.telemetry import ServerActivity
 from batchtune.twin.calibrate import Observation
 from batchtune.twin.replicas import Failing, ReplicaPlan, Replicas
+from batchtune.twin.service_time import Fitted, ServiceTime
 from batchtune.twin.simulator.simulate import Batcher, Device, Routing
 from batchtune.twin.traffic import Traffic
 from batchtune.twin.twin import Twin
@@ -23,6 +25,14 @@ def device_of(fixed_s: float = 0.002, per_row_s: float = 0.00005, **more: object
     sizes = np.arange(1025)
     given = {"delay_s": 0.0002, "front_end_s": 0.00002, "jitter_ratio": 0.01, **more}
     return Device(tau_s=fixed_s + per_row_s * sizes, **given)  # type: ignore[arg-type]
+
+
+def fitted_of(service_time: ServiceTime, **changes: Any) -> Fitted:
+    """A reading of a serial device with usual overheads, unless told otherwise."""
+    usual = {"contention": 0.0, "serial": True, "jitter_ratio": 0.01, "wake_s": 0.0}
+    return Fitted(
+        service_time=service_time, **{**usual, "delay_s": 0.0002, "front_end_s": 0.00002, **changes}
+    )
 
 
 def batcher_of(size: int | None, timeout_ms: float = 0.0, threads: int = 1) -> Batcher:

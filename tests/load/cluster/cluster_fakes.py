@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from batchtune.load.samples import Samples
 from batchtune.load.worker_process import WorkerJob
 from batchtune.scenario.arrivals import Schedule
 from batchtune.scenario.payloads import RequestSet
+from tests.measure.measure_streams import make_samples
 
 LATENCY_NS = 5_000_000
 
@@ -54,7 +55,6 @@ class FakeHost:
     silent: bool = False
     niceness: int = 0
     dies_at: str = ""
-    lag_ns: int = 0
     cpu: int = -1
     closed: bool = False
     stopped: bool = False
@@ -128,20 +128,13 @@ class FakeHost:
         self._must_live()
         self.asked_rows.append((first, last))
         due_ns = self._due_ns()
-        sent_ns = due_ns + self.lag_ns
-        done_ns = sent_ns + round(LATENCY_NS * (1.0 + self.drift_ppm * 1e-6))
-        whole = Samples(
-            due_ns=due_ns,
-            sent_ns=sent_ns,
-            first_byte_ns=done_ns,
-            done_ns=done_ns,
-            connection_wait_ns=np.zeros_like(due_ns),
-            status=np.zeros(len(due_ns), np.uint8),
+        latency_s = round(LATENCY_NS * (1.0 + self.drift_ppm * 1e-6)) / 1e9
+        whole = replace(
+            make_samples(due_ns / 1e9, np.full(len(due_ns), latency_s), client_cpu_ratio=0.0),
             rows=rows_of(self.parts[-1], len(due_ns)),
             started_ns=self.start_ns,
             wall_s=self.parts[-1].arrivals.duration_s,
             client_cpu_s=0.1,
-            client_cores=1,
         )
         return whole.between(first, last).thinned(one_in)
 

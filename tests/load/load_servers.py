@@ -15,7 +15,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -122,28 +122,23 @@ class ThreadedServer:
     def __enter__(self) -> Self:
         self.transports: list[asyncio.Transport] = []
         self._loop = asyncio.new_event_loop()
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        assert self._listening.wait(10)
+        self._server = self._run(self._loop.create_server(self.protocol, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._run(self._shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
-        assert not self._thread.is_alive()
+        self._loop.close()
 
-    def _run(self) -> None:
-        loop = self._loop
-        server = loop.run_until_complete(loop.create_server(self.protocol, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
-        self._listening.set()
-        loop.run_forever()
-        loop.run_until_complete(self._shut(server))
-        loop.close()
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    async def _shut(self, server: asyncio.Server) -> None:
-        server.close()
+    async def _shut(self) -> None:
+        self._server.close()
         for transport in self.transports:
             transport.abort()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

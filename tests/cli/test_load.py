@@ -54,6 +54,7 @@ load: {arrivals: closed, concurrency: 2, warm_up: 50ms, duration: 150ms, seed: 1
 slo: {}
 objective: throughput
 """
+BY_GRPC, BY_REST = "--grpc-url=127.0.0.1:{0.grpc_port}", "--rest-url=http://127.0.0.1:{0.rest_port}"
 ASKED = LoadRequest(results=None, json=True, quiet=True)
 
 
@@ -99,15 +100,19 @@ def test_a_missed_slo_ends_with_3_and_nothing_is_kept_with_no_save(scenario: Pat
     assert not (scenario.parent / "results").exists()
 
 
-def loaded(server: ServerProcess, scenario: Path) -> subprocess.CompletedProcess[str]:
-    options = (f"--rest-url=127.0.0.1:{server.rest_port}", "--rate=50", "--set=target.model=m", "--json")
+def loaded(scenario: Path, address: str) -> subprocess.CompletedProcess[str]:
+    options = (address, "--rate=50", "--set=target.model=m", "--json")
     return answered("load", scenario, *options, cwd=scenario.parent)
 
 
-def test_a_running_server_is_loaded_and_left_running(scenario: Path, running: ServerProcess) -> None:
-    done = loaded(running, scenario)
+@pytest.mark.parametrize("address", [BY_GRPC, BY_REST])
+def test_a_running_server_is_loaded_and_left_running(
+    scenario: Path, running: ServerProcess, address: str
+) -> None:
+    done = loaded(scenario, address.format(running))
     assert running.predict({"instances": [[0.0] * 8]}) == {"predictions": [[0.0, 1.0]]}
-    assert "request.protocol is rest, as --rest-url asks; the scenario says grpc" in done.stderr
+    asks = "request.protocol is rest, as --rest-url asks; the scenario says grpc"
+    assert (asks in done.stderr) == (address == BY_REST)
     (point,) = json.loads(done.stdout)["points"]
     assert (point["failure"], point["rate_rps"]) == (None, 50.0)
     assert point["configuration"]["batching"] == "unknown"
@@ -120,7 +125,7 @@ def test_a_server_with_the_tuning_api_tells_its_parameters(scenario: Path) -> No
     parameters.write_text("max_batch_size { value: 4 }\nbatch_timeout_micros { value: 0 }\n")
     flags = ("--enable_tuning_api", "--enable_batching", f"--batching_parameters_file={parameters}")
     with ServerProcess(scenario.parent / "emulated", *flags) as server:
-        (point,) = json.loads(loaded(server, scenario).stdout)["points"]
+        (point,) = json.loads(loaded(scenario, BY_REST.format(server)).stdout)["points"]
     assert point["configuration"]["batching"] == {"max_batch_size": 4, "batch_timeout_micros": 0}
 
 
@@ -206,9 +211,6 @@ def kserve_scenario(tmp_path: Path) -> Path:
     path = tmp_path / "kserve.yaml"
     path.write_text(KSERVE_SCENARIO)
     return path
-
-
-BY_GRPC, BY_REST = "--grpc-url=127.0.0.1:{0.grpc_port}", "--rest-url=http://127.0.0.1:{0.rest_port}"
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,9 @@ def test_a_plan_with_measured_parameters_reads_the_measured_bracket(ask: Ask, ca
     assert (measured["held_rps"], measured["missed_rps"], measured["is_share"]) == (4_000.0, 6_500.0, False)
     assert 4_000.0 <= share["low"] <= share["value"] <= share["high"] <= 6_500.0
     assert 400_000 / 6_500 <= plan["advised"] <= 100
+    _, text, _ = ask(*PLAN, root=capacity_run)
+    bracket = "Measured: one replica met the SLO at 4,000/s; its capacity is below 6,500/s."
+    assert bracket in " ".join(text.split())
 
 
 @pytest.mark.slow
@@ -356,6 +359,12 @@ def test_mistakes_are_named_and_cured(
     assert (ended, out) == (2, "")
     assert "error: " in err
     assert expected in err
+
+
+def test_a_limit_that_no_rate_meets_is_told(ask: Ask) -> None:
+    code, out, err = ask(*TEN, "--slo-p95", "1us")
+    assert (code, out) == (5, "")
+    assert "predicts no rate that meets p95" in err
 
 
 CONTINUOUS = read_scenario(SCENARIOS / "emulated-llm.yaml")

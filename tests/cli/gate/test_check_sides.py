@@ -157,7 +157,8 @@ def test_what_git_will_not_read_is_told_in_its_words(
 
 
 def test_a_models_file_comes_with_its_weights(repository: Path, tmp_path: Path) -> None:
-    touched(*(repository / name for name in ("net.onnx", "net.onnx.data", "other.onnx")))
+    for name in ("net.onnx", "net.onnx.data", "other.onnx"):
+        (repository / name).write_text("x")
     write_onnx_naming(repository / "named.onnx", "more/weights.bin")
     touched(repository / "more/weights.bin")
     for text in ("then", "now"):

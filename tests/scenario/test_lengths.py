@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from batchtune.batching.parameters import Configuration
 from batchtune.errors import ScenarioError, UsageError
 from batchtune.scenario.payloads import draw_lengths
 from batchtune.scenario.reader import format_scenario, parse_scenario
+from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.workload import DISTINCT_LENGTHS, LengthsSpec
 from batchtune.tune.search.contenders import Space, lies_inside
 from tests.scenario.test_payloads import arrays_in, build, request, signature
@@ -34,9 +36,6 @@ def test_a_lognormal_has_its_median_and_its_longest() -> None:
         assert 40 * np.exp(0.7) * 0.9 <= lengths[168] <= 40 * np.exp(0.7) * 1.1  # one standard deviation up
         assert lengths[0] >= 1
         assert lengths[-1] <= 256
-
-
-def test_what_is_longer_than_the_maximum_is_cut_to_it() -> None:
     assert max(drawn(lognormal={"median": 200, "sigma": 1, "max": 256})) == 256
 
 
@@ -97,17 +96,16 @@ def test_shapes_that_are_given_stay_and_zeros_have_lengths_too() -> None:
     assert {one["image"].shape for one in arrays} == {(1, 7)}
     assert Counter(one["ids"].shape[1] for one in arrays) == {3: 2, 5: 2}
     zeros = request(lengths=LOGNORMAL, inputs="zeros", distinct=8)
-    assert len({arrays_in(body)["ids"].shape for body in build(zeros, called_alone()).bodies}) == 8
+    assert len({arrays_in(body)["ids"].shape for body in build(zeros, IDS).bodies}) == 8
 
 
-def called_alone() -> Any:
-    return signature(("ids", "int32", (None, None)))
+IDS = signature(("ids", "int32", (None, None)))
 
 
 def test_a_mix_has_kinds_of_different_lengths() -> None:
     short, long = ({"histogram": {"lengths": [length], "weights": [1]}} for length in (4, 64))
     spec = request(lengths=short, mix=[{"weight": 1}, {"weight": 1, "lengths": long}], distinct=2)
-    lengths = [arrays_in(body)["ids"].shape[1] for body in build(spec, called_alone()).bodies]
+    lengths = [arrays_in(body)["ids"].shape[1] for body in build(spec, IDS).bodies]
     assert lengths == [4, 4, 64, 64]
 
 
@@ -141,45 +139,38 @@ def test_a_mistake_is_told_with_its_key(lengths: str, words: str) -> None:
     assert words in caught.value.message
 
 
-def test_recorded_requests_have_their_own_lengths(tmp_path: Path) -> None:
-    (tmp_path / "r.npz").touch()
-    text = WITH_LENGTHS.replace(
-        "LENGTHS", "{lognormal: {median: 4, sigma: 1, max: 9}}, inputs: {file: r.npz}"
-    )
-    with pytest.raises(ScenarioError, match="recorded requests have their own lengths"):
-        parse_scenario(text, directory=tmp_path)
-
-
 LOGNORMAL_TEXT = "{lognormal: {median: 4, sigma: 1, max: 9}}"
 
 
+def with_request(text: str, folder: Path) -> Scenario:
+    """Beside recorded requests in r.npz."""
+    (folder / "r.npz").touch()
+    request = f"request: {text.replace('LENGTHS', LOGNORMAL_TEXT)}\nload:"
+    return parse_scenario(changed(SMALL, ("load:", request)), directory=folder)
+
+
 def test_a_part_of_recorded_requests_inherits_no_lengths(tmp_path: Path) -> None:
-    (tmp_path / "r.npz").touch()
-    mix = "mix: [{inputs: {file: r.npz}}, {rows: 2}]"
-    text = WITH_LENGTHS.replace("LENGTHS", f"{LOGNORMAL_TEXT}, {mix}")
-    recorded, drawn_part = parse_scenario(text, directory=tmp_path).request.kinds()
-    assert recorded.lengths is None
-    assert drawn_part.lengths is not None
+    scenario = with_request("{lengths: LENGTHS, mix: [{inputs: {file: r.npz}}, {rows: 2}]}", tmp_path)
+    assert [one.lengths is None for one in scenario.request.kinds()] == [True, False]
 
 
 @pytest.mark.parametrize(
-    "request_text",
+    ("text", "key"),
     [
-        "{mix: [{inputs: zeros}, {inputs: {file: r.npz}, lengths: LENGTHS}]}",
-        "{mix: [{inputs: zeros}, {lengths: LENGTHS}], inputs: {file: r.npz}}",
+        ("{lengths: LENGTHS, inputs: {file: r.npz}}", "lengths"),
+        ("{mix: [{inputs: zeros}, {inputs: {file: r.npz}, lengths: LENGTHS}]}", "mix.1.lengths"),
+        ("{mix: [{inputs: zeros}, {lengths: LENGTHS}], inputs: {file: r.npz}}", "mix.1.lengths"),
     ],
 )
-def test_a_part_that_gives_recorded_requests_lengths_is_told_by_its_own_key(
-    tmp_path: Path, request_text: str
+def test_lengths_of_recorded_requests_are_refused_by_their_own_key(
+    tmp_path: Path, text: str, key: str
 ) -> None:
-    (tmp_path / "r.npz").touch()
-    request = request_text.replace("LENGTHS", LOGNORMAL_TEXT)
-    with pytest.raises(ScenarioError, match=r"request\.mix\.1\.lengths: recorded requests have their own"):
-        parse_scenario(changed(SMALL, ("load:", f"request: {request}\nload:")), directory=tmp_path)
+    with pytest.raises(ScenarioError, match=f"request.{key}: recorded requests have their own lengths"):
+        with_request(text, tmp_path)
 
 
-def test_a_scenario_with_lengths_reads_back_as_it_was_written() -> None:
-    scenario = parse_scenario(WITH_LENGTHS.replace("LENGTHS", "{lognormal: {median: 4, sigma: 1, max: 9}}"))
+def test_a_scenario_with_lengths_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    scenario = with_request("{lengths: LENGTHS}", tmp_path)
     assert scenario.request.distinct == DISTINCT_LENGTHS
     assert parse_scenario(format_scenario(scenario)) == scenario
 
@@ -191,24 +182,21 @@ SEARCHED = changed(
 
 def test_buckets_are_searched_and_none_means_what_the_server_does_without() -> None:
     scenario = parse_scenario(SEARCHED)
-    space = Space(scenario)
-    found = [
-        scenario.configuration({"max_batch_size": 4, "length_buckets": value})
-        for value in ("none", (32, 64), 128, "auto")
-    ]
-    assert [one.flags for one in found] == [
-        (),
-        *((("length_buckets", text),) for text in ("32,64", "128", "auto")),
-    ]
-    assert [space.locate(one) for one in found] == [
-        {"length_buckets": value, "max_batch_size": 4} for value in ("none", (32, 64), 128, "auto")
-    ]
-    assert all(lies_inside(one, scenario) for one in found)
-    assert not lies_inside(
-        Configuration(batching=found[0].batching, flags=(("length_buckets", "7"),)), scenario
-    )
+    values = {"none": (), (32, 64): ("32,64",), 128: ("128",), "auto": ("auto",)}
+    for value, flags in values.items():
+        point = {"max_batch_size": 4, "length_buckets": value}
+        found = scenario.configuration(point)
+        assert found.flags == tuple(("length_buckets", text) for text in flags)
+        assert Space(scenario).locate(found) == point
+        assert lies_inside(found, scenario)
+    assert not lies_inside(replace(found, flags=(("length_buckets", "7"),)), scenario)
     off = scenario.configuration({"enable_batching": False, "length_buckets": (32, 64)})
     assert off == Configuration(batching=None)
+
+
+MODEL = "{model: imdb_transformer}"
+FLAGGED = "{model: imdb_transformer, flags: {length_buckets: '16'}}"
+FIXED = changed(SMALL, ("load:", "fixed: {length_buckets: none}\nload:"))
 
 
 @pytest.mark.parametrize(
@@ -217,30 +205,15 @@ def test_buckets_are_searched_and_none_means_what_the_server_does_without() -> N
         (SEARCHED.replace("[32, 64]", "[64, 32]"), "search.space.length_buckets"),
         (SEARCHED.replace("[32, 64]", "automatic"), "search.space.length_buckets"),
         (SEARCHED.replace("[32, 64]", "[]"), "search.space.length_buckets: length_buckets must be a list of"),
-        *(
-            (
-                changed(SMALL, ("load:", f"fixed: {{length_buckets: {empty}}}\nload:")),
-                "fixed.length_buckets: length_buckets must be a list of rising lengths, auto or none; is empty",
-            )
-            for empty in ("[]", "''")
+        (
+            FIXED.replace("none", "[]"),
+            "fixed.length_buckets: length_buckets must be a list of rising lengths",
         ),
+        (FIXED.replace("none", "''"), "rising lengths, auto or none; is empty"),
         (SEARCHED.replace("length_buckets", "length_bucket"), "search.space.length_bucket: unknown batching"),
-        (
-            SEARCHED.replace("{model: imdb_transformer}", "{model: m, server: local}"),
-            "search.space.length_buckets: only the bundled server groups requests by length",
-        ),
-        (
-            SEARCHED.replace(
-                "{model: imdb_transformer}", "{model: imdb_transformer, flags: {length_buckets: '16'}}"
-            ),
-            "target.flags.length_buckets: length_buckets is searched too",
-        ),
-        (
-            changed(SMALL, ("load:", "fixed: {length_buckets: none}\nload:")).replace(
-                "{model: imdb_transformer}", "{model: imdb_transformer, flags: {length_buckets: '16'}}"
-            ),
-            "target.flags.length_buckets: length_buckets is fixed too",
-        ),
+        (SEARCHED.replace(MODEL, "{model: m, server: local}"), "only the bundled server groups requests"),
+        (SEARCHED.replace(MODEL, FLAGGED), "target.flags.length_buckets: length_buckets is searched too"),
+        (FIXED.replace(MODEL, FLAGGED), "target.flags.length_buckets: length_buckets is fixed too"),
     ],
 )
 def test_buckets_that_no_server_would_take_are_refused_by_the_scenario(text: str, words: str) -> None:

@@ -16,6 +16,10 @@ search: {strategy: STRATEGY, parallel: PARALLEL}
 """
 
 
+ATTACHED = ("target.kind=triton", "target.rest_url=http://h:1")
+COMMAND = ("target.kind=command", "target.rest_url=http://h:1", "target.apply=[kubectl]")
+
+
 def parallel(value: str, *, strategy: str = "guided", overrides: tuple[str, ...] = ()):
     text = TEXT.replace("PARALLEL", value).replace("STRATEGY", strategy)
     return parse_scenario(text, overrides=overrides).search.parallel
@@ -38,18 +42,8 @@ def test_what_each_needs_is_said_by_a_mapping_and_the_number_replaced_beside_it(
 @pytest.mark.parametrize(
     ("value", "strategy", "overrides", "message"),
     [
-        (
-            "2",
-            "guided",
-            ("target.kind=triton", "target.rest_url=http://h:1"),
-            "target.kind tfserving, or triton without rest_url, of one model",
-        ),
-        (
-            "2",
-            "guided",
-            ("target.kind=command", "target.rest_url=http://h:1", "target.apply=[kubectl]"),
-            "target.kind tfserving, or triton without rest_url",
-        ),
+        ("2", "guided", ATTACHED, "target.kind tfserving, or triton without rest_url, of one model"),
+        ("2", "guided", COMMAND, "target.kind tfserving, or triton without rest_url"),
         ("2", "guided", ("load.fleet.ray=auto",), "each server is loaded from its own node"),
         ("0", "guided", (), "search.parallel"),
         ("true", "guided", (), "search.parallel"),
@@ -61,9 +55,6 @@ def test_what_cannot_be_is_refused_by_name(value, strategy, overrides, message):
         parallel(value, strategy=strategy, overrides=overrides)
 
 
-def test_a_launched_triton_may_be_several():
+def test_a_launched_triton_may_be_several_and_one_server_needs_nothing():
     assert parallel("4", overrides=("target.kind=triton",)).servers == 4
-
-
-def test_one_server_needs_nothing():
     assert parallel("1", strategy="rule").servers == 1

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from batchtune.target.process import ServerProcess
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -18,3 +21,17 @@ def running_process(command: Sequence[str], *, log_path: Path, **options: Any) -
         yield process
     finally:
         process.stop()
+
+
+@contextmanager
+def answering_process(command: Sequence[str], url: str, *, log_path: Path) -> Iterator[ServerProcess]:
+    with running_process(command, log_path=log_path) as process:
+        wait_until(lambda: answers(url))
+        yield process
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(httpx.get(url).status_code)
+    except httpx.HTTPError:
+        return False

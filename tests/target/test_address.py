@@ -19,8 +19,7 @@ from batchtune.scenario.reader import read_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import free_port
-from tests.target.running_process import running_process
-from tests.waiting import wait_until
+from tests.target.running_process import answering_process
 
 APP = Path(__file__).parent / "stand_ins" / "attached_server.py"
 SERVE = "/api/serve/applications/"
@@ -33,20 +32,11 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
         def start(*words: str) -> str:
             port = free_port()
-            command = [sys.executable, str(APP), str(port), *words]
-            stack.enter_context(running_process(command, log_path=tmp_path / "log"))
-            url = f"http://127.0.0.1:{port}"
-            wait_until(lambda: answers(url), limit_s=30)
+            url, command = f"http://127.0.0.1:{port}", [sys.executable, str(APP), str(port), *words]
+            stack.enter_context(answering_process(command, url, log_path=tmp_path / "log"))
             return url
 
         yield start
-
-
-def answers(url: str) -> bool:
-    try:
-        return bool(httpx.get(url).status_code)
-    except httpx.HTTPError:
-        return False
 
 
 def swept(address: str) -> Scenario:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +27,14 @@ from tests.server.server_process import free_ports, write_emulated
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.stand_ins.kubectl import StandInKubectl
 from tests.target.triton.fake_triton import FakeTriton
+from tests.waiting import wait_until
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
 BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
+
+
 READY = ["sh", "-c", "exit 0"]
 
 
@@ -183,16 +187,8 @@ def test_what_a_hanging_command_started_is_ended_with_it(tmp_path: Path) -> None
     spec = spec_of(apply=["sh", "-c", script], step_timeout="200ms")
     with CommandTarget(spec) as target, pytest.raises(TargetError, match="did not end within"):
         target.apply(BATCHED)
-    pid = int((tmp_path / "pid").read_text())
-    while runs(pid):
-        time.sleep(0.005)
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    (started,) = (int(word) for word in (tmp_path / "pid").read_text().split())
+    wait_until(lambda: not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie")
 
 
 @pytest.mark.parametrize(
@@ -215,23 +211,19 @@ def test_a_load_is_kept_before_its_first_configuration_is_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batchtune.cli.session.fleet_of", lambda _load, **_events: nullcontext())
-    path, results = tmp_path / "s.yaml", tmp_path / "results"
-    target = {
-        "kind": "command",
-        "model": "m",
-        "rest_url": "http://127.0.0.1:9",
-        "apply": ["sh", "-c", f"ls {results}/s; exit 1"],
-        "restore": ["touch", str(tmp_path / "it")],
-    }
-    load_of = {"arrivals": "closed", "concurrency": 4}
-    path.write_text(json.dumps({"name": "s", "target": target, "load": load_of, "objective": "throughput"}))
+    path, results, restored = tmp_path / "s.yaml", tmp_path / "results", tmp_path / "it"
+    path.write_text(
+        "name: s\ntarget: {kind: command, model: m, rest_url: 'http://127.0.0.1:9', "
+        f"apply: [sh, -c, 'ls {results}/s; exit 1'], restore: [touch, {restored}]}}\n"
+        "load: {arrivals: closed, concurrency: 4}\nobjective: throughput\n"
+    )
     with pytest.raises(TargetError, match="-load") as raised:
         load.run_load(LoadRequest(scenario=path, results=results, json=True, quiet=True))
     (run,) = (results / "s").iterdir()
     assert run.name in raised.value.message
-    (tmp_path / "it").unlink()
+    restored.unlink()
     assert run_restore(run) == 0
-    assert (tmp_path / "it").exists()
+    assert restored.exists()
 
 
 def test_a_server_whose_words_name_a_file_is_started_anew_for_each_configuration(tmp_path: Path) -> None:
@@ -411,36 +403,3 @@ def test_variants_with_commands_of_their_own_are_refused(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="different targets of kind command") as raised:
         compared(path)
     assert "in fixed" in raised.value.hint
-
-
-@pytest.mark.slow
-def test_a_whole_sweep_rolls_out_every_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from batchtune.cli.commands.run_sweep import run_sweep
-
-    ports = free_ports(2)
-    kubectl = StandInKubectl(tmp_path, write_emulated(tmp_path / "my_model", base_ms=1.0), ports)
-    monkeypatch.setenv("PATH", f"{kubectl.folder}{os.pathsep}{os.environ['PATH']}")
-    kubectl.fail_once()  # the second rollout: that trial has the reason, the sweep goes on
-    overrides = [
-        f"target.rest_url=http://127.0.0.1:{ports[1]}",
-        f"target.grpc_url=127.0.0.1:{ports[0]}",
-        "search.strategy=grid",
-        "search.budget.trials=4",
-        "load.duration=300ms",
-        "load.warm_up=100ms",
-        "load.concurrency=8",
-    ]
-    path, results = SCENARIOS / "kubernetes-rollout.yaml", tmp_path / "results"
-    code = run_sweep(LoadRequest(scenario=path, overrides=overrides, results=results, json=True, quiet=True))
-    assert code in (0, 5)
-    assert kubectl.command_lines[-1] == ["replace", "--filename=my_model.yaml"]
-    assert not kubectl.running()
-    (trials,) = (tmp_path / "results").glob("*/*/trials.jsonl")
-    states = [json.loads(line)["state"] for line in trials.read_text().splitlines()]
-    assert states.count("failed") == 1
-    assert states.count("complete") >= 4
-    failure = next(trial for trial in map(json.loads, trials.read_text().splitlines()) if trial["failure"])
-    assert (
-        "target.apply exited with 1; its last words:\n  error: the server is currently unable"
-        in failure["failure"]
-    )

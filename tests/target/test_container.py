@@ -6,7 +6,6 @@ What only an engine can show is not tested: that its `inspect` tells the host's 
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -27,29 +26,14 @@ from batchtune.target.process import (
     tree_memory_peak_bytes,
 )
 from tests.target.running_process import running_process
+from tests.target.stand_in_docker import StandInDocker
+from tests.waiting import wait_until
 
-DOCKER = """#!/bin/sh
-# The "engine": starts the server in a session of its own, out of the tree of whoever called.
-case "$1" in
-run)
-    setsid PYTHON -c "
+BUSY = """#!PYTHON
 import time
-end = time.process_time() + 0.3
-while time.process_time() < end: pass
-time.sleep(60)" &
-    server=$!
-    echo $server > FOLDER/pid
-    echo 4f2a > "${2#--cidfile=}"
-    trap "kill $server; exit 0" TERM
-    wait
-    ;;
-inspect)
-    [ "$2 $3" = "--format={{.State.Pid}} 4f2a" ] && cat FOLDER/pid
-    ;;
-esac
+while time.process_time() < 0.3: pass
+time.sleep(60)
 """
-
-
 LISTENING = """
 import socket, time
 listener = socket.create_server(("127.0.0.1", 0))
@@ -59,33 +43,25 @@ time.sleep(60)
 
 
 @pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir()
-    program.write_text(DOCKER.replace("PYTHON", sys.executable).replace("FOLDER", str(tmp_path)))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Starts the server in a session of its own, out of the tree of whoever called."""
     monkeypatch.delenv("DOCKER_HOST", raising=False)
+    (tmp_path / "busy").write_text(BUSY.replace("PYTHON", sys.executable))
+    (tmp_path / "busy").chmod(0o755)
+    docker = StandInDocker(tmp_path, server=tmp_path / "busy")
+    return [str(docker.program), "run", "tensorflow/serving"]
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_the_time_of_a_server_that_an_engine_started_is_counted(docker: None, tmp_path: Path) -> None:
-    with running_process(["docker", "run", "tensorflow/serving"], log_path=tmp_path / "log") as server:
-        give_up = time.monotonic() + 30
-        while (server.cpu_s() or 0.0) < 0.3 and time.monotonic() < give_up:
-            time.sleep(0.01)
-        assert (server.cpu_s() or 0.0) >= 0.3
+def test_the_time_of_a_server_that_an_engine_started_is_counted(command: list[str], tmp_path: Path) -> None:
+    with running_process(command, log_path=tmp_path / "log") as server:
+        wait_until(lambda: (server.cpu_s() or 0.0) >= 0.3)
 
 
 def test_a_container_that_cannot_be_asked_makes_the_time_unknown_not_small(
-    docker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
-    with running_process(["docker", "run", "tensorflow/serving"], log_path=tmp_path / "log") as server:
+    with running_process(command, log_path=tmp_path / "log") as server:
         assert server.running
         assert server.cpu_s() is None
 
@@ -95,9 +71,7 @@ def test_a_script_that_starts_the_server_elsewhere_does_not_pass_for_it(tmp_path
         socket.create_server(("127.0.0.1", 0)) as listener,
         running_process([sys.executable, "-c", LISTENING], log_path=tmp_path / "log") as server,
     ):
-        give_up = time.monotonic() + 30
-        while not (tmp_path / "log").read_text().strip() and time.monotonic() < give_up:
-            time.sleep(0.01)
+        wait_until((tmp_path / "log").read_text)
         server.look_for_listener(int((tmp_path / "log").read_text()))
         assert server.cpu_s() is not None
         server.look_for_listener(listener.getsockname()[1])
@@ -116,35 +90,43 @@ def test_only_a_container_program_that_runs_one_is_taken_for_one(tmp_path: Path)
     assert own.run_command == ("docker", "run", "--cidfile=mine", "image")
 
 
-def test_a_control_group_of_the_second_version_tells_its_time(tmp_path: Path) -> None:
-    write(tmp_path / "proc/77/cgroup", "0::/system.slice/docker-4f2a.scope\n")
-    write(tmp_path / "proc/self/cgroup", "0::/user.slice\n")
-    stat = "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
-    write(tmp_path / "sys/fs/cgroup/system.slice/docker-4f2a.scope/cpu.stat", stat)
-    assert group_cpu_s(77, root=tmp_path) == 2.5
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
-def test_a_control_group_of_the_first_version_tells_its_time(tmp_path: Path) -> None:
-    write(tmp_path / "proc/77/cgroup", "5:memory:/docker/4f2a\n4:cpu,cpuacct:/docker/4f2a\n")
-    write(tmp_path / "sys/fs/cgroup/cpu,cpuacct/docker/4f2a/cpuacct.usage", "1500000000\n")
-    assert group_cpu_s(77, root=tmp_path) == 1.5
+STAT = "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
 
 
-def test_a_group_that_is_ours_too_does_not_tell_the_servers_time(tmp_path: Path) -> None:
-    for process in ("77", "self"):
-        write(tmp_path / f"proc/{process}/cgroup", "0::/user.slice\n")
-    write(tmp_path / "sys/fs/cgroup/user.slice/cpu.stat", "usage_usec 2500000\n")
-    assert group_cpu_s(77, root=tmp_path) is None
+@pytest.mark.parametrize(
+    ("group", "ours", "file", "text", "cpu_s"),
+    [
+        ("0::/docker-4f2a\n", "0::/user\n", "docker-4f2a/cpu.stat", STAT, 2.5),
+        ("5:memory:/d\n4:cpu,cpuacct:/d\n", "", "cpu,cpuacct/d/cpuacct.usage", "1500000000\n", 1.5),
+        ("0::/user\n", "0::/user\n", "user/cpu.stat", STAT, None),
+    ],
+    ids=["second version", "first version", "ours too"],
+)
+def test_a_control_group_that_is_not_ours_tells_its_time(
+    tmp_path: Path, group: str, ours: str, file: str, text: str, cpu_s: float | None
+) -> None:
+    write(tmp_path, **{"proc/77/cgroup": group, "proc/self/cgroup": ours, f"sys/fs/cgroup/{file}": text})
+    assert group_cpu_s(77, root=tmp_path) == cpu_s
 
 
 def test_a_control_group_tells_the_most_memory_that_it_held(tmp_path: Path) -> None:
-    write(tmp_path / "proc/77/cgroup", "5:memory:/docker/4f2a\n0::/docker-4f2a\n")
-    write(tmp_path / "sys/fs/cgroup/docker-4f2a/memory.peak", "1000\n")
-    assert group_memory_peak_bytes(77, root=tmp_path) == 1000
-    write(tmp_path / "sys/fs/cgroup/memory/docker/4f2a/memory.max_usage_in_bytes", "2000\n")
-    assert group_memory_peak_bytes(77, root=tmp_path) == 2000
-    write(tmp_path / "proc/self/cgroup", "5:memory:/docker/4f2a\n0::/docker-4f2a\n")
-    assert group_memory_peak_bytes(77, root=tmp_path) is None
+    group = "5:memory:/docker/4f2a\n0::/docker-4f2a\n"
+    first = "sys/fs/cgroup/memory/docker/4f2a/memory.max_usage_in_bytes"
+    for name, text, peak_bytes in (
+        ("proc/77/cgroup", group, None),
+        ("sys/fs/cgroup/docker-4f2a/memory.peak", "1000\n", 1000),
+        (first, "2000\n", 2000),
+        ("proc/self/cgroup", group, None),
+    ):
+        write(tmp_path, **{name: text})
+        assert group_memory_peak_bytes(77, root=tmp_path) == peak_bytes
 
 
 def test_a_process_tells_the_most_memory_that_it_held_not_what_it_holds() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import grpc
@@ -25,73 +21,46 @@ from batchtune.target.endpoint import (
 )
 from batchtune.target.external import external_signature, read_parameters
 from tests.server.server_process import free_ports
+from tests.target.kserve_server import Answer, KserveServer
 
 pytestmark = pytest.mark.smoke
 
+
 # Shapes and spelling as in TensorFlow Serving's saved_model_half_plus_two_2_versions_metadata.json.
+def tensor(dtype: str, *sizes: str) -> dict[str, object]:
+    shape = {"dim": [{"size": size, "name": ""} for size in sizes], "unknown_rank": not sizes}
+    return {"dtype": dtype, "tensor_shape": shape, "name": "x:0"}
+
+
+SIGNATURE = {
+    "inputs": {"x": tensor("DT_FLOAT", "-1", "200"), "any": tensor("DT_STRING")},
+    "outputs": {},
+    "method_name": "tensorflow/serving/predict",
+    "defaults": {},
+}
 METADATA = {
     "model_spec": {"name": "m", "signature_name": "", "version": "1"},
-    "metadata": {
-        "signature_def": {
-            "signature_def": {
-                "serving_default": {
-                    "inputs": {
-                        "x": {
-                            "dtype": "DT_FLOAT",
-                            "tensor_shape": {
-                                "dim": [{"size": "-1", "name": ""}, {"size": "200", "name": ""}],
-                                "unknown_rank": False,
-                            },
-                            "name": "x:0",
-                        },
-                        "any": {
-                            "dtype": "DT_STRING",
-                            "tensor_shape": {"dim": [], "unknown_rank": True},
-                            "name": "any:0",
-                        },
-                    },
-                    "outputs": {},
-                    "method_name": "tensorflow/serving/predict",
-                    "defaults": {},
-                }
-            }
-        }
-    },
+    "metadata": {"signature_def": {"signature_def": {"serving_default": SIGNATURE}}},
 }
 
 
-class Fake:
-    """A server that gives the same status and body to everybody, and counts."""
+class Fake(KserveServer):
+    """A server that gives its answers one after the other, whatever is asked, and the last for ever."""
 
-    def __init__(self) -> None:
-        self.answers: list[tuple[int, object]] = []
-        outer = self
+    answers: list[Answer]
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                code, body = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
-                raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+    def page(self, path: str) -> Answer:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-            def log_message(self, *_args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = Endpoint(model_name="m", rest_port=self.server.server_address[1])
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(model_name="m", rest_port=self.rest_port)
 
 
 @pytest.fixture
 def fake() -> Iterator[Fake]:
-    fake = Fake()
-    thread = threading.Thread(target=fake.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield fake
-    fake.server.shutdown()
-    thread.join()
-    fake.server.server_close()
+    with Fake() as running:
+        yield running
 
 
 def version(state: str, error: str = "") -> dict[str, object]:
@@ -133,17 +102,12 @@ def test_waiting_ends_when_the_process_is_dead(fake: Fake) -> None:
         wait_until_ready(fake.endpoint, limit_s=10, still_alive=dead)
 
 
-def test_the_signature_is_read_from_the_metadata(fake: Fake) -> None:
+def test_the_signature_is_read_from_the_metadata_and_an_unknown_one_lists_those_there_are(fake: Fake) -> None:
     fake.answers = [(200, METADATA)]
-    signature = read_signature(fake.endpoint, "serving_default")
-    assert [(one.name, one.dtype, one.shape) for one in signature.inputs] == [
-        ("any", "object", None),
-        ("x", "float32", (None, 200)),
+    found = [
+        (one.name, one.dtype, one.shape) for one in read_signature(fake.endpoint, "serving_default").inputs
     ]
-
-
-def test_an_unknown_signature_lists_those_there_are(fake: Fake) -> None:
-    fake.answers = [(200, METADATA)]
+    assert found == [("any", "object", None), ("x", "float32", (None, 200))]
     with pytest.raises(TargetError, match="has no signature 'predict'; it has: serving_default"):
         read_signature(fake.endpoint, "predict")
 
@@ -165,20 +129,15 @@ def test_ipv6_hosts_are_bracketed() -> None:
     assert Endpoint(model_name="m", host="::1", grpc_port=8500).grpc_authority == "[::1]:8500"
 
 
-def test_where_nobody_answers_is_told_in_words_by_both_protocols() -> None:
+def test_where_nobody_answers_or_no_grpc_is_told_in_words(fake: Fake) -> None:
     rest_port, grpc_port = free_ports(2)
-    for endpoint in (
-        Endpoint(model_name="m", rest_port=rest_port),
-        Endpoint(model_name="m", grpc_port=grpc_port),
+    for ports, words in (
+        ({"rest_port": rest_port}, r"127\.0\.0\.1:\d+.*: no connection$"),
+        ({"grpc_port": grpc_port}, r"127\.0\.0\.1:\d+.*: no connection$"),
+        ({"grpc_port": fake.rest_port}, "speaks no gRPC"),
     ):
-        with pytest.raises(TargetError, match=r"127\.0\.0\.1:\d+.*: no connection$"):
-            external_signature(endpoint, "serving_default")
-
-
-def test_a_port_that_speaks_no_grpc_is_told(fake: Fake) -> None:
-    endpoint = Endpoint(model_name="m", grpc_port=fake.endpoint.rest_port)
-    with pytest.raises(TargetError, match="speaks no gRPC"):
-        external_signature(endpoint, "serving_default")
+        with pytest.raises(TargetError, match=words):
+            external_signature(Endpoint(model_name="m", **ports), "serving_default")
 
 
 def test_an_answer_beyond_grpcs_own_limit_is_received() -> None:
@@ -236,17 +195,12 @@ def test_a_url_that_means_more_than_an_address_is_refused(url: str, words: str) 
 
 
 @pytest.mark.parametrize("text", ["{at}/m", "http://{at}/m", "http://{at}/v1/models/m"])
-def test_a_plain_web_server_is_told_as_what_it_is_however_it_is_named(text, tmp_path):
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_words: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        at = f"127.0.0.1:{server.server_port}"
-        with pytest.raises(TargetError) as raised:
-            answering_at(text.format(at=at))
-        server.shutdown()
+def test_a_plain_web_server_is_told_as_what_it_is_however_it_is_named(fake: Fake, text: str) -> None:
+    fake.answers = [(404, b"<html>not found</html>")]
+    at = f"127.0.0.1:{fake.rest_port}"
+    with pytest.raises(TargetError) as raised:
+        answering_at(text.format(at=at))
     assert raised.value.message == (
         f"{at}: answers HTTP, but GET /v1/models/m gives 404: neither TensorFlow Serving nor KServe v2"
     )
-    assert "target.kind: http" in (raised.value.hint or "")
+    assert "target.kind: http" in raised.value.hint

@@ -39,7 +39,7 @@ from batchtune.target.telemetry import (
 from batchtune.tune.search.contenders import reference_configurations
 from tests.cli.in_process import answered
 from tests.target.kserve_server import KserveServer
-from tests.target.running_process import running_process
+from tests.target.running_process import answering_process, answers
 from tests.waiting import wait_until
 
 APP = Path(__file__).parent / "stand_ins" / "http_app.py"
@@ -71,13 +71,6 @@ def scenario(**target: Any) -> Scenario:
     return parse_scenario(json.dumps(document), source="x")
 
 
-def answers(url: str) -> bool:
-    try:
-        return bool(httpx.get(url).status_code)
-    except httpx.HTTPError:
-        return False
-
-
 def launch_again(process: ServerProcess, url: str) -> None:
     process.launch([sys.executable, str(APP), url.rpartition(":")[2]])
     wait_until(lambda: answers(url))
@@ -88,9 +81,9 @@ def served(folder: Path, **environment: str) -> Iterator[tuple[str, ServerProces
     """The URL of a server that somebody else started, and its process."""
     port = free_port()
     words = ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, str(APP)]
-    with running_process([*words, str(port)], log_path=folder / "log") as process:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}"))
-        yield f"http://127.0.0.1:{port}", process
+    url = f"http://127.0.0.1:{port}"
+    with answering_process([*words, str(port)], url, log_path=folder / "log") as process:
+        yield url, process
 
 
 @pytest.fixture(scope="module")

@@ -63,11 +63,11 @@ def test_a_version_is_part_of_every_path(server: KserveServer) -> None:
 
 def test_nobody_there_is_a_target_error() -> None:
     rest_port, grpc_port = free_ports(2)
-    rest = ExternalTarget(Endpoint(model_name="m", rest_port=rest_port), kserve=True)
-    grpc = ExternalTarget(Endpoint(model_name="m", grpc_port=grpc_port), kserve=True)
-    for read in (lambda: rest.signature("s"), lambda: grpc.signature("s"), rest.counters, grpc.counters):
-        with pytest.raises(TargetError, match=r"127\.0\.0\.1"):
-            read()
+    for ports in ({"rest_port": rest_port}, {"grpc_port": grpc_port}):
+        target = ExternalTarget(Endpoint(model_name="m", **ports), kserve=True)
+        for read in (target.counters, lambda asked=target: asked.signature("s")):
+            with pytest.raises(TargetError, match=r"127\.0\.0\.1"):
+                read()
 
 
 def tell(server: KserveServer, page: dict[str, Any]) -> None:
@@ -110,8 +110,5 @@ def test_a_server_without_statistics_gives_a_reading_without_series(server: Kser
     server.get["/v2/models/m/stats"] = (404, page)
     assert by_rest(server).counters().series == {}
     assert by_grpc(server).counters().series == {}
-
-
-def test_statistics_by_grpc_that_are_none_give_a_reading_without_series(server: KserveServer) -> None:
     server.grpc_statistics, server.garbage = statistics((1, 1)), True
     assert by_grpc(server).counters().series == {}

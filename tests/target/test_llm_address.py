@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import pytest
 
 from batchtune.cli.arguments.load_request import LoadRequest, asked_configuration, asked_load
@@ -22,41 +21,24 @@ from batchtune.target.command import CommandTarget
 from batchtune.target.process import free_port
 from batchtune.tune.loader import Loader, LoadRun
 from tests.target.kserve_server import KserveServer
-from tests.target.running_process import running_process
-from tests.waiting import wait_until
+from tests.target.running_process import answering_process
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "batchtune.server.emulated_llm", f"--port={port}", "--model=org/tiny:1"]
-    with running_process(command, log_path=tmp_path_factory.mktemp("llm") / "log"):
-        wait_until(lambda: answers(address), limit_s=30)
+    log_path = tmp_path_factory.mktemp("llm") / "log"
+    with answering_process(command, f"{address}/health", log_path=log_path):
         yield address
 
 
-def answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-@pytest.mark.parametrize(
-    ("rest", "api"),
-    [
-        ("", "chat"),
-        ("/v1", "chat"),
-        ("/v1/chat/completions", "chat"),
-        ("/v1/completions", "completions"),
-        ("/org/tiny:1", "chat"),
-    ],
-)
-def test_a_load_takes_the_model_that_the_server_lists(url: str, rest: str, api: str) -> None:
+@pytest.mark.parametrize("rest", ["", "/v1", "/v1/chat/completions", "/v1/completions", "/org/tiny:1"])
+def test_a_load_takes_the_model_that_the_server_lists(url: str, rest: str) -> None:
+    api = "completions" if rest == "/v1/completions" else "chat"
     wanted = subject_of_load(f"{url}{rest}", LoadRequest(concurrency="3", quiet=True))
     scenario = asked_load(wanted)[0]
-    assert scenario.target.kind == "http"
-    assert scenario.request.protocol == "openai"
+    assert (scenario.target.kind, scenario.request.protocol) == ("http", "openai")
     assert scenario.request.openai is not None
     assert (scenario.request.openai.api, scenario.request.openai.model) == (api, "org/tiny:1")
     assert scenario.target.url == f"{url}/v1/{'chat/completions' if api == 'chat' else api}"
@@ -72,9 +54,7 @@ def test_init_writes_a_whole_scenario(url: str, tmp_path: Path, capsys: pytest.C
     assert f"next: batchtune load {file}" in capsys.readouterr().err
 
 
-def test_the_limits_of_the_command_line_are_written(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_limits_of_the_command_line_are_written(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = LoadRequest(overrides=["slo.ttft_p95=70ms"], quiet=True)
     assert run_init_model(url, wanted, write=None) == 0
     assert parse_scenario(capsys.readouterr().out).slo.ttft_p95_s == 0.07

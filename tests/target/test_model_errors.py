@@ -6,26 +6,21 @@ import pytest
 
 from batchtune.target.endpoint import meaning_of
 
+FIRST_DIMENSION = """INVALID_ARGUMENT: Got invalid dimensions for input: x for the following indices
+ index: 0 Got: 8 Expected: 1
+ Please fix either the inputs/outputs or the model."""
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("/m/1/model.onnx: probabilities has the unsupported type seq(map(int64,tensor(float)))", "zipmap"),
-        (
-            (
-                "INVALID_ARGUMENT: Got invalid dimensions for input: x for the following indices\n"
-                " index: 0 Got: 8 Expected: 1\n Please fix either the inputs/outputs or the model."
-            ),
-            "first dimension",
-        ),
+        (FIRST_DIMENSION, "first dimension"),
         ("indices[0,3] = 25000 is not in [0, 20000)\n\t [[{{node embedding}}]]", "vocabulary"),
-        (
-            "indices element out of data bounds, idx=25000 must be within the inclusive range [-20,19]",
-            "vocabulary",
-        ),
+        ("indices element out of data bounds, idx=25000 must be within the inclusive range", "vocabulary"),
         ("index out of range in self", "vocabulary"),
         (
-            "/m/1/stages.yaml: pre: stages.py:f is code of the model's folder; it runs only with --allow_model_code",
+            "pre: stages.py:f is code of the model's folder; it runs only with --allow_model_code",
             "--set target.flags.allow_model_code=true",
         ),
         (

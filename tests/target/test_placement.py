@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.section import cpu_list
@@ -38,15 +36,10 @@ def test_one_cpu_is_shared_without_a_word() -> None:
     assert placed(scenario, cpus=[3], quota=NO_QUOTA) == (scenario, "")
 
 
-@pytest.mark.parametrize("given", [{"cpus": (0, 1)}, {"cpus": (1,)}])
-def test_what_the_scenario_says_of_the_server_stays(given: dict[str, object]) -> None:
-    scenario = with_target(scenario_of(), **given)
-    assert placed(scenario, cpus=range(4), quota=NO_QUOTA) == (scenario, "")
-
-
-def test_what_the_scenario_says_of_the_client_stays() -> None:
-    scenario = with_load(scenario_of(), cpus=(1,))
-    assert placed(scenario, cpus=range(4), quota=NO_QUOTA) == (scenario, "")
+def test_what_the_scenario_says_stays() -> None:
+    own = [with_target(scenario_of(), cpus=cpus) for cpus in ((0, 1), (1,))]
+    for scenario in (*own, with_load(scenario_of(), cpus=(1,))):
+        assert placed(scenario, cpus=range(4), quota=NO_QUOTA) == (scenario, "")
 
 
 def test_they_share_where_apart_is_not_possible_or_buys_nothing_and_it_says_why() -> None:

@@ -19,19 +19,12 @@ from tests.waiting import wait_until
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
 
 
-def test_stopping_ends_the_children_too(tmp_path: Path) -> None:
-    parent = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {FOREVER!r}])\n{FOREVER}"
-    with running_process([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
-        wait_until(lambda: (tmp_path / "log").read_text().count("ready") == 2)
-        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    assert len(family) == 2
-    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_stopping_ends_children_with_a_session_of_their_own(tmp_path: Path, dies: bool) -> None:
+@pytest.mark.parametrize(("own_session", "dies"), [(False, False), (True, False), (True, True)])
+def test_stopping_ends_children_also_with_a_session_of_their_own(
+    tmp_path: Path, own_session: bool, dies: bool
+) -> None:
     """Also where the server died before, but for those that it started after it was ready."""
-    start = f"subprocess.Popen([sys.executable, '-c', {FOREVER!r}], start_new_session=True)"
+    start = f"subprocess.Popen([sys.executable, '-c', {FOREVER!r}], start_new_session={own_session})"
     parent = f"import subprocess, sys\n{start}\n{FOREVER}"
     with running_process([sys.executable, "-c", parent], log_path=tmp_path / "log") as server:
         wait_until(lambda: (tmp_path / "log").read_text().count("ready") == 2)
@@ -62,9 +55,6 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
     with running_process([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
-        assert psutil.Process(server.pid).pid != 0
-        import os
-
         assert os.getsid(server.pid or 0) != os.getsid(0)
 
 
@@ -83,23 +73,6 @@ def test_a_dead_server_is_reported_with_its_last_words(tmp_path: Path) -> None:
         with pytest.raises(TargetError, match="exited with 1") as raised:
             server.raise_if_dead()
     assert "no GPU here" in raised.value.message
-
-
-def test_a_server_ended_by_a_signal_says_which(tmp_path: Path) -> None:
-    with running_process([sys.executable, "-c", FOREVER], log_path=tmp_path / "log") as server:
-        psutil.Process(server.pid).send_signal(signal.SIGKILL)
-        wait_until(lambda: not server.running)
-        with pytest.raises(TargetError, match="signal 9"):
-            server.raise_if_dead()
-
-
-def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="no_such_server"):
-        ServerProcess(log_path=tmp_path / "log").launch(["no_such_server"])
-
-
-def test_free_ports_differ_and_are_above_the_privileged_range() -> None:
-    assert free_port() > 1023
 
 
 def test_a_free_port_is_none_that_the_kernel_gives_to_connections() -> None:
@@ -135,36 +108,23 @@ INSTALL = "pip install no-such-server-here"
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "hint"),
     [
-        ["no-such-server-here"],
-        ["env", "PORT=1", "no-such-server-here"],
-        [sys.executable, "-m", "no_such_server_here"],
-        [sys.executable, "-c", "import no_such_server_here"],
+        (["no-such-server-here"], f"`{INSTALL}`, or check "),
+        (["env", "PORT=1", "no-such-server-here"], f"`{INSTALL}`, or check "),
+        ([sys.executable, "-m", "no_such_server_here"], f"`{INSTALL}`, or check "),
+        ([sys.executable, "-c", "import no_such_server_here"], f"`{INSTALL}`, or check "),
+        ([sys.executable, "-c", "import app_needs_this"], "install the module app_needs_this for the Python"),
+        ([sys.executable, "-c", "open('/nowhere')"], ""),
     ],
 )
-def test_a_program_that_is_not_installed_is_reported_with_how_to_install_it(
-    command: list[str], tmp_path: Path
+def test_what_is_not_installed_is_reported_with_how_to_install_it(
+    command: list[str], hint: str, tmp_path: Path
 ) -> None:
     server = ServerProcess(log_path=tmp_path / "log", install=INSTALL)
     with suppress(TargetError):
         server.launch(command)
     with pytest.raises(TargetError) as told:
         server.raise_if_dead(within_s=10.0)
-    assert told.value.hint.startswith(f"`{INSTALL}`, or check ")
-
-
-def test_a_module_that_only_the_app_imports_is_reported_by_its_name(tmp_path: Path) -> None:
-    server = ServerProcess(log_path=tmp_path / "log", install=INSTALL)
-    server.launch([sys.executable, "-c", "import app_needs_this"])
-    with pytest.raises(TargetError) as told:
-        server.raise_if_dead(within_s=10.0)
-    assert told.value.hint == "install the module app_needs_this for the Python that runs the server"
-
-
-def test_a_server_that_fails_by_itself_is_not_to_be_installed(tmp_path: Path) -> None:
-    server = ServerProcess(log_path=tmp_path / "log", install=INSTALL)
-    server.launch([sys.executable, "-c", "open('/nowhere')"])
-    with pytest.raises(TargetError, match="No such file or directory") as told:
-        server.raise_if_dead(within_s=10.0)
-    assert not told.value.hint
+    assert told.value.hint.startswith(hint)
+    assert bool(told.value.hint) is bool(hint)

@@ -178,37 +178,31 @@ def test_a_triton_s_container_mounts_its_model_alone() -> None:
     ]
 
 
-def test_without_a_gpu_the_image_is_the_one_for_cpus() -> None:
-    assert tfservings_container(TargetSpec(model="m", server="docker"), ports=(), mounts={})[-1] == (
-        "tensorflow/serving"
-    )
-
-
-def test_only_docker_is_asked_for_a_first_process() -> None:
-    for program, has in (("docker", True), ("/usr/bin/docker", True), ("podman", False)):
-        spec = TargetSpec(model="m", docker=DockerSpec(program=program))
-        assert ("--init" in tfservings_container(spec, ports=(), mounts={})) is has
+@pytest.mark.parametrize(
+    ("engine", "init", "image"),
+    [
+        ({}, True, "tensorflow/serving"),
+        ({"program": "/usr/bin/docker", "gpus": "all"}, True, "tensorflow/serving:latest-gpu"),
+        ({"program": "podman"}, False, "tensorflow/serving"),
+    ],
+)
+def test_only_docker_is_asked_for_a_first_process_and_a_gpu_has_its_image(
+    engine: dict[str, str], init: bool, image: str
+) -> None:
+    words = tfservings_container(TargetSpec(model="m", docker=DockerSpec(**engine)), ports=(), mounts={})
+    assert ("--init" in words, words[-1]) == (init, image)
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (
-            "{model: m, server: local, docker: {}}",
-            "target.docker: read only with server: docker; this one is local",
-        ),
-        ("{model: m, server: docker, command: [x]}", "target.command: server: docker starts its own program"),
-        ("{kind: triton, model: ./m, server: bundled}", "target.server: the bundled server is not Triton"),
-        (
-            "{kind: triton, model: ./m, server: docker}",
-            "target.docker.image: missing: the image has no usual tag",
-        ),
+        ("{model: m, server: local, docker: {}}", "docker: read only with server: docker; this one is local"),
+        ("{model: m, server: docker, command: [x]}", "command: server: docker starts its own program"),
+        ("{kind: triton, model: ./m, server: bundled}", "server: the bundled server is not Triton"),
+        ("{kind: triton, model: ./m, server: docker}", "docker.image: missing: the image has no usual tag"),
     ],
 )
 def test_servers_that_contradict_each_other_are_refused(target: str, words: str) -> None:
-    text = SCENARIO.replace("{kind: tfserving, model: imdb_transformer}", target).replace(
-        "num_batch_threads", "max_x"
-    )
-    with pytest.raises(ScenarioError) as raised:
-        parse_scenario(text)
-    assert f"<string>:2: {words}" in raised.value.message
+    text = SCENARIO.replace("{kind: tfserving, model: imdb_transformer}", target)
+    with pytest.raises(ScenarioError, match=f"<string>:2: target.{words}"):
+        parse_scenario(text.replace("num_batch_threads", "max_x"))

@@ -46,24 +46,6 @@ def test_a_server_that_was_killed_says_so_and_is_launched_again(target: TfServin
     target.counters()
 
 
-def test_a_server_that_is_not_ready_in_time_says_what_it_said_last(tmp_path: Path) -> None:
-    model = write_emulated(tmp_path / "m")
-    (tmp_path / "sleeper.py").write_text(
-        "import time\nprint('loading weights', flush=True)\ntime.sleep(60)\n"
-    )
-    spec = TargetSpec(
-        model=str(model), command=[sys.executable, str(tmp_path / "sleeper.py")], ready_timeout="1s"
-    )
-    with TfServingTarget(spec) as target:
-        with pytest.raises(
-            TargetError, match="is not ready after 1 s: no connection; its last words"
-        ) as raised:
-            target.apply(Configuration(batching=None))
-        assert raised.value.message.endswith("  loading weights")
-        assert "target.ready_timeout" in raised.value.hint
-        assert not target.alive()
-
-
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_says_so_and_is_launched_again(target: TfServingTarget) -> None:
     """Five seconds until the answer is missed, five more until the server is ended the hard way."""
@@ -74,22 +56,6 @@ def test_a_server_that_does_not_answer_says_so_and_is_launched_again(target: TfS
     assert target.apply(BATCHED) is not None
     assert target.pid != stopped
     target.counters()
-
-
-def test_a_model_that_cannot_load_ends_at_once_with_the_servers_reason(tmp_path: Path) -> None:
-    """A server in the place of tensorflow_model_server, which tries five times again, a minute apart, if not told."""
-    model = write_emulated(tmp_path / "m")
-    (tmp_path / "server.py").write_text(
-        "import sys, time\n"
-        "print('Read less bytes than requested', flush=True)\n"
-        "if '--max_num_load_retries=0' not in sys.argv: time.sleep(60)\n"
-        "sys.exit(1)\n"
-    )
-    spec = TargetSpec(model=str(model), command=[sys.executable, str(tmp_path / "server.py")])
-    with TfServingTarget(spec) as target:
-        with pytest.raises(TargetError, match="exited with 1; its last words:\n  Read less bytes") as raised:
-            target.apply(Configuration(batching=None))
-        assert "the model" in raised.value.hint
 
 
 def test_retries_that_were_asked_for_are_left_alone(tmp_path: Path) -> None:
@@ -137,13 +103,8 @@ def test_a_log_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
 def test_length_buckets_come_into_force_between_two_batches_and_other_flags_by_a_restart(
     target: TfServingTarget,
 ) -> None:
-    assert target.apply(BATCHED) is None
-    bucketed = Configuration(batching=BATCHED.batching, flags=(("length_buckets", "32,64"),))
-    assert target.apply(bucketed) is None
-    assert read_parameters(target.endpoint) == bucketed
-    automatic = Configuration(batching=BATCHED.batching, flags=(("length_buckets", "auto"),))
-    assert target.apply(automatic) is None
-    assert read_parameters(target.endpoint) == automatic
-    assert target.apply(BATCHED) is None
-    assert read_parameters(target.endpoint) == BATCHED
+    for flags in ((), (("length_buckets", "32,64"),), (("length_buckets", "auto"),), ()):
+        bucketed = Configuration(batching=BATCHED.batching, flags=flags)
+        assert target.apply(bucketed) is None
+        assert read_parameters(target.endpoint) == bucketed
     assert target.apply(Configuration(batching=None, flags=(("zero_padding", "true"),))) is not None

@@ -31,12 +31,6 @@ def end_server():
 
 
 if words[0] == "apply":
-    fault = folder / "fault"
-    if fault.exists() and int(fault.read_text()) > 1:
-        fault.write_text(str(int(fault.read_text()) - 1))
-    elif fault.exists():
-        fault.unlink()
-        sys.exit("error: the server is currently unable to handle the request")
     import yaml
 
     text = pathlib.Path(words[-1].removeprefix("--filename=")).read_text()
@@ -102,7 +96,3 @@ class StandInKubectl:
     def running(self) -> bool:
         pid = self.folder / "pid"
         return pid.exists() and psutil.pid_exists(int(pid.read_text()))
-
-    def fail_once(self) -> None:
-        """The second `apply` fails."""
-        (self.folder / "fault").write_text("2")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batchtune.archive.run import open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.batching.triton_config import found_batching
+from batchtune.cli.session import run_restore
 from batchtune.errors import ServerGoneError, TargetError, UsageError
 from batchtune.plain_values import from_plain, to_plain
 from batchtune.scenario.spec.target import TargetSpec
@@ -21,7 +25,8 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.target.kserve import TritonRepository
 from batchtune.target.process import ServerProcess
 from batchtune.target.triton import TritonTarget, flag_words, launch, model_in_repository, restored
-from tests.target.kserve_server import Answer
+from tests.cli.test_cli import batchtune
+from tests.target.kserve_server import Answer, statistics
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
 from tests.waiting import wait_until
@@ -32,25 +37,72 @@ BATCHED = Configuration(
 )
 
 
+INDEX = "/v2/repository/index"
+
+
+STATISTICS = "/v2/models/m/stats"
+CONFIG_PAGE = "/v2/models/m/config"
+
+
+SCENARIO = """\
+name: hostile
+target: {{kind: triton, model: m, rest_url: "{url}", ready_timeout: 400ms}}
+request: {{distinct: 2}}
+load: {{arrivals: closed, concurrency: 2, warm_up: 20ms, duration: 80ms, seed: 1}}
+objective: throughput
+search:
+  strategy: grid
+  budget: {{time: 20s}}
+  space: {{max_batch_size: {sizes}, max_queue_delay_microseconds: [0]}}
+"""
+
+
 @pytest.fixture
 def server() -> Iterator[FakeTriton]:
     with FakeTriton() as running:
         yield running
 
 
+def configured(size: int, **flags: str) -> Configuration:
+    batching = BatchingParameters(max_batch_size=size, batch_timeout_micros=0, num_batch_threads=1)
+    return Configuration(batching=batching, dialect="triton", flags=tuple(sorted(flags.items())))
+
+
 def spec(server: FakeTriton, model: str = "m") -> TargetSpec:
-    return TargetSpec(kind="triton", model=model, rest_url=server.url)
+    return TargetSpec(kind="triton", model=model, rest_url=server.url, ready_timeout="300ms")
+
+
+def attached(server: FakeTriton, kept: list[OriginalModel] | None = None, **options: Any) -> TritonTarget:
+    """What the model had is in `kept`, and may be changed."""
+    target = TritonTarget(spec(server), **options)
+    target.keep_original((kept if kept is not None else []).append)
+    return target
+
+
+def killed(target: TritonTarget) -> None:
+    """What the kernel does when the process is killed."""
+    assert target._claim is not None
+    target._claim.release()
+
+
+def killed_in_a_trial(server: FakeTriton) -> OriginalModel:
+    """What a sweep kept that was killed when it had given the model another configuration."""
+    kept: list[OriginalModel] = []
+    target = attached(server, kept)
+    target.apply(BATCHED)
+    killed(target)
+    return from_plain(OriginalModel, to_plain(kept[-1]))
 
 
 def test_an_attached_model_is_reconfigured_and_put_back(server: FakeTriton) -> None:
     kept: list[OriginalModel] = []
-    with TritonTarget(spec(server)) as target:
-        target.keep_original(kept.append)
+    with attached(server, kept) as target:
         assert kept == [OriginalModel(model="m", rest_url=server.url, loaded=True, config=CONFIG)]
         assert server.orders == []  # what is there is kept before anything is changed
         target.apply(BATCHED)
         assert server.config["max_batch_size"] == 32
         assert server.config["input"] == CONFIG["input"]
+        target.stop()  # it is somebody else's
         assert target.in_force == BATCHED
         target.apply(BATCHED)
     assert server.config == CONFIG
@@ -64,8 +116,7 @@ def test_an_attached_server_that_ended_is_missed_before_the_next_load_of_the_mod
     monkeypatch.setattr(endpoint, "RETURN_LIMIT_S", 0.05)
     said: list[str] = []
     with FakeTriton() as server:
-        target = TritonTarget(spec(server), on_event=said.append)
-        target.keep_original(lambda _original: None)
+        target = attached(server, on_event=said.append)
         target.apply(BATCHED)
     assert not target.alive()
     with pytest.raises(ServerGoneError, match=f"the server at {server.url} "):
@@ -73,45 +124,48 @@ def test_an_attached_server_that_ended_is_missed_before_the_next_load_of_the_mod
     assert f"{server.url} refuses connections" in said[-1]
     with pytest.raises(TargetError, match="was not restored"):
         target.close()
+    with TritonTarget(spec(server)) as later, pytest.raises(TargetError, match="no connection"):
+        later.start()
 
 
-def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(
-    server: FakeTriton, tmp_path: Path
-) -> None:
+@pytest.fixture
+def launched(server: FakeTriton, tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Launches a command in the place of the Triton that answers already."""
     (tmp_path / "m" / "1").mkdir(parents=True)
     server.pages["/v2/models/m/ready"] = (200, {})
-    command, flags = ("sh", "-c", "exec sleep 60"), {"http-port": server.rest_port}
     process = ServerProcess(log_path=tmp_path / "log")
-    try:
+
+    def by(*command: str) -> ServerProcess:
+        flags = {"http-port": server.rest_port}
         launch(
             process, TargetSpec(kind="triton", model=str(tmp_path / "m"), command=command, flags=flags), {}
         )
         assert process.running
-        assert (process.cpu_s(), process.memory_peak_bytes()) == (None, None)
-    finally:
-        process.stop()
+        return process
+
+    yield by
+    process.stop()
 
 
-def test_a_container_that_ended_by_itself_is_launched_again(server: FakeTriton, tmp_path: Path) -> None:
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    server.pages["/v2/models/m/ready"] = (200, {})
-    program = tmp_path / "server"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
-    program.chmod(0o755)
-    docker = StandInDocker(tmp_path, server=program)
+def test_a_command_that_only_waits_for_the_server_does_not_pass_for_it(
+    launched: Callable[..., ServerProcess],
+) -> None:
+    process = launched("sh", "-c", "exec sleep 60")
+    assert (process.cpu_s(), process.memory_peak_bytes()) == (None, None)
+
+
+def test_a_container_that_ended_by_itself_is_launched_again(
+    launched: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    (tmp_path / "server").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "server").chmod(0o755)
+    docker = StandInDocker(tmp_path, server=tmp_path / "server")
     command = (str(docker.program), "run", f"--cidfile={tmp_path / 'id'}", "image")
-    flags = {"http-port": server.rest_port}
-    own = TargetSpec(kind="triton", model=str(tmp_path / "m"), command=command, flags=flags)
-    process = ServerProcess(log_path=tmp_path / "log")
-    try:
-        launch(process, own, {})
-        wait_until((tmp_path / "id").exists)
-        os.kill(docker.pid, signal.SIGKILL)
-        wait_until(lambda: not process.running)
-        launch(process, own, {})
-        assert process.running
-    finally:
-        process.stop()
+    process = launched(*command)
+    wait_until((tmp_path / "id").exists)
+    os.kill(docker.pid, signal.SIGKILL)
+    wait_until(lambda: not process.running)
+    launched(*command)
 
 
 def test_nothing_is_changed_before_somebody_keeps_what_was_there(server: FakeTriton) -> None:
@@ -120,25 +174,22 @@ def test_nothing_is_changed_before_somebody_keeps_what_was_there(server: FakeTri
     assert server.orders == []
 
 
-def test_a_model_that_was_not_served_is_taken_out_again() -> None:
-    with FakeTriton(loaded=False) as server:
-        with TritonTarget(spec(server)) as target:
-            assert target.start().max_batch_size == 8
-            target.keep_original(lambda _original: None)
-            target.apply(BATCHED)
-        assert not server.loaded
-        assert server.orders == ["load", "load", "unload"]
-
-
-def test_that_a_model_is_not_served_is_kept_before_it_is_loaded_to_be_read() -> None:
+def test_a_model_that_was_not_served_is_kept_as_such_before_it_is_loaded_and_taken_out_again() -> None:
     with FakeTriton(loaded=False) as server:
         kept: list[tuple[OriginalModel, int]] = []
         with TritonTarget(spec(server)) as target:
-            target.start(before_load=lambda original: kept.append((original, len(server.orders))))
-        (before, orders), (after, _) = kept
+
+            def keep(original: OriginalModel) -> None:
+                kept.append((original, len(server.orders)))
+
+            assert target.start(before_load=keep).max_batch_size == 8
+            target.keep_original(keep)
+            target.apply(BATCHED)
+        assert not server.loaded
+        (before, orders), *_, (after, _) = kept
         assert (before.loaded, before.config, orders) == (False, {}, 0)
         assert (after.loaded, after.restored, after.words()) == (False, True, "not served")
-        assert server.orders == ["load", "unload"]
+        assert server.orders == ["load", "load", "unload"]
 
 
 @pytest.mark.parametrize("config", [(500, {"error": "no"}), (200, {**CONFIG, "max_batch_size": 0})])
@@ -150,34 +201,20 @@ def test_a_model_that_is_loaded_in_vain_is_taken_out_again(config: Answer) -> No
         assert server.orders == ["load", "unload"]
 
 
-def killed(target: TritonTarget) -> None:
-    """What the kernel does when the process is killed."""
-    assert target._claim is not None
-    target._claim.release()
-
-
 def test_a_killed_sweeps_configuration_is_not_taken_for_the_original(server: FakeTriton) -> None:
-    before = dict(server.config)
-    first = TritonTarget(spec(server))
-    first.keep_original(lambda _original: None)
-    first.apply(BATCHED)
-    killed(first)
-    assert server.config != before
+    killed_in_a_trial(server)
+    assert server.config != CONFIG
     said: list[str] = []
     with TritonTarget(spec(server), on_event=said.append) as target:
-        assert target.start() == found_batching(before)
-    assert server.config == before
+        assert target.start() == found_batching(CONFIG)
+    assert server.config == CONFIG
     assert "an earlier sweep of" in said[0]
 
 
 def test_a_configuration_loaded_after_a_killed_sweep_is_the_original(server: FakeTriton) -> None:
-    first = TritonTarget(spec(server))
-    first.keep_original(lambda _original: None)
-    before = dict(first._found().config)
-    first.apply(BATCHED)
-    killed(first)
+    before = killed_in_a_trial(server).config
     theirs = {**before, "dynamic_batching": {"max_queue_delay_microseconds": 7}}
-    TritonRepository(first.endpoint).load(theirs)
+    TritonRepository(Endpoint(model_name="m", rest_port=server.rest_port)).load(theirs)
     theirs = dict(server.config)
     said: list[str] = []
     with TritonTarget(spec(server), on_event=said.append) as target:
@@ -192,26 +229,20 @@ def test_a_trials_configuration_from_another_machine_is_refused(
     server: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There no file of this machine says what the model had: a mark on the server does."""
-    with TritonTarget(spec(server)) as first:
-        first.keep_original(lambda _original: None)
+    with attached(server) as first:
         first.apply(BATCHED)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-        with (
-            pytest.raises(TargetError, match=f"a sweep gave it for a trial: process {os.getpid()} on "),
-            TritonTarget(spec(server)) as second,
-        ):
+        said = f"a sweep gave it for a trial: process {os.getpid()} on "
+        with TritonTarget(spec(server)) as second, pytest.raises(TargetError, match=said):
             second.start()
         assert server.config["max_batch_size"] == 32
     assert server.config == CONFIG
 
 
 def test_a_second_sweep_of_a_running_model_is_refused(server: FakeTriton) -> None:
-    with TritonTarget(spec(server)) as first:
+    with TritonTarget(spec(server)) as first, TritonTarget(spec(server)) as second:
         first.start()
-        with (
-            pytest.raises(TargetError, match="another batchtune changes m"),
-            TritonTarget(spec(server)) as second,
-        ):
+        with pytest.raises(TargetError, match="another batchtune changes m"):
             second.start()
 
 
@@ -231,39 +262,114 @@ def test_a_run_that_was_killed_in_its_first_load_is_put_back_or_gone_on_with() -
         assert not server.loaded
 
 
+def test_what_a_killed_run_kept_is_put_back_by_restore_or_when_it_goes_on(server: FakeTriton) -> None:
+    assert restored(killed_in_a_trial(server), spec(server)).restored
+    assert server.config == CONFIG
+    kept = killed_in_a_trial(server)
+    with TritonTarget(spec(server), original=kept) as target:
+        assert target.start().max_batch_size == 8  # not the 32 that the killed run left
+    assert server.config == CONFIG
+
+
 def test_a_server_that_takes_no_orders_says_how_to_start_it(server: FakeTriton) -> None:
     server.refuse = "explicit model load / unload is not allowed if polling is enabled"
-    target = TritonTarget(spec(server))
-    target.keep_original(lambda _original: None)
-    with pytest.raises(TargetError, match="not allowed") as raised:
+    with attached(server) as target, pytest.raises(TargetError, match="not allowed") as raised:
         target.apply(BATCHED)
     assert "--model-control-mode=explicit" in raised.value.hint
-    target.close()
     assert server.orders == ["load"], "nothing was changed, so nothing is put back"
 
 
-def test_a_server_that_took_a_configuration_and_runs_another_is_found_out(server: FakeTriton) -> None:
-    with TritonTarget(spec(server)) as target:
-        target.keep_original(lambda _original: None)
-        server.deaf = True
-        with pytest.raises(TargetError, match="but runs max_batch_size 8, dynamic_batching"):
-            target.apply(BATCHED)
+@pytest.mark.parametrize(
+    ("fault", "words", "hint"),
+    [
+        ("hangs", r"/v2/repository/models/m/load: no answer within 0\.3 s", "target.ready_timeout"),
+        ("refuses", "did not load m: load failed for model 'm': version 1 is at UNAVAILABLE state", ""),
+        ("is deaf", "took max_batch_size=3 .*, but runs max_batch_size 8", ""),
+        ("loses the model", "/v2/models/m/config: Request for unknown model: 'm' is not found", ""),
+    ],
+)
+def test_a_load_that_does_not_load_says_why_and_the_next_is_tried(
+    server: FakeTriton, fault: Any, words: str, hint: str
+) -> None:
+    server.faults = {3: fault}
+    with attached(server) as target:
+        with pytest.raises(TargetError, match=words) as raised:
+            target.apply(configured(3))
+        assert hint in raised.value.hint
         assert target.in_force is None
+        target.apply(configured(4))
+    assert server.config == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"preserve_ordering": "true"}, "preserve_ordering false"),
+        ({"default_queue_policy.max_queue_size": "9"}, "default_queue_policy.max_queue_size 0"),
+        ({"default_queue_policy.timeout_action": "DELAY"}, "default_queue_policy.timeout_action REJECT"),
+    ],
+)
+def test_a_setting_that_was_not_taken_is_found_out(
+    server: FakeTriton, flags: dict[str, str], words: str
+) -> None:
+    with attached(server) as target:
+        target.apply(configured(4))
+        server.deaf = True
+        with pytest.raises(TargetError, match=f"but runs {words}"):
+            target.apply(configured(4, **flags))
         server.deaf = False
 
 
 def test_a_backend_that_adds_batching_by_itself_is_told_with_what_to_do(server: FakeTriton) -> None:
-    alone = Configuration(batching=None, dialect="triton")
-    with TritonTarget(spec(server)) as target:
-        target.keep_original(lambda _original: None)
+    with attached(server) as target:
         server.deaf = True
         with pytest.raises(TargetError, match="the server took no batching, but runs") as raised:
-            target.apply(alone)
+            target.apply(Configuration(batching=None, dialect="triton"))
         assert "--disable-auto-complete-config" in raised.value.hint
-        with pytest.raises(TargetError) as raised:
+        with pytest.raises(TargetError, match="but runs max_batch_size 8, dynamic_batching") as raised:
             target.apply(BATCHED)
         assert raised.value.hint == ""
         server.deaf = False
+
+
+def test_settings_that_are_the_default_need_not_be_told_back(server: FakeTriton) -> None:
+    flags = {"preserve_ordering": "false", "default_queue_policy.timeout_action": "REJECT"}
+    with attached(server) as target:
+        server.pages["/v2/models/m/config"] = (
+            200,
+            {**CONFIG, "max_batch_size": 4, "dynamic_batching": {"preferred_batch_size": [4]}},
+        )
+        target.apply(configured(4, **flags))
+        del server.pages["/v2/models/m/config"]
+
+
+def test_what_another_master_changed_meanwhile_is_applied_again(server: FakeTriton) -> None:
+    with attached(server) as target:
+        target.apply(configured(4))
+        server.config["max_batch_size"] = 2
+        target.apply(configured(4))
+        assert server.config["max_batch_size"] == 4
+
+
+def test_counts_that_go_back_tell_that_somebody_else_loaded_the_model(server: FakeTriton) -> None:
+    with attached(server) as target:
+        target.apply(configured(4))
+        server.pages[STATISTICS] = (200, statistics((1, 50)))
+        target.counters()
+        server.pages[STATISTICS] = (200, statistics((1, 3)))
+        with pytest.raises(TargetError, match="loaded by somebody else, or restarted"):
+            target.counters()
+        assert target.in_force is None
+        target.apply(configured(4))
+        target.counters()
+
+
+def test_statistics_that_are_missing_for_once_are_no_count(server: FakeTriton) -> None:
+    with attached(server) as target:
+        target.apply(configured(4))
+        for page in ((200, statistics((1, 5))), (404, b"none"), (200, statistics((1, 7)))):
+            server.pages[STATISTICS] = page
+            target.counters()
 
 
 def test_only_a_flag_without_a_value_stands_bare() -> None:
@@ -274,8 +380,7 @@ def test_only_a_flag_without_a_value_stands_bare() -> None:
 
 def test_a_server_that_cannot_be_put_back_is_told_once(server: FakeTriton) -> None:
     kept: list[OriginalModel] = []
-    target = TritonTarget(spec(server))
-    target.keep_original(kept.append)
+    target = attached(server, kept)
     target.apply(BATCHED)
     server.refuse = "out of memory"
     with pytest.raises(TargetError, match=r"original configuration was not restored: .*out of memory"):
@@ -285,51 +390,16 @@ def test_a_server_that_cannot_be_put_back_is_told_once(server: FakeTriton) -> No
     assert not kept[-1].restored
 
 
-def test_what_a_killed_run_kept_is_put_back(server: FakeTriton) -> None:
-    kept: list[OriginalModel] = []
-    first = TritonTarget(spec(server))
-    first.keep_original(kept.append)
-    first.apply(BATCHED)
-    killed(first)
-    again = from_plain(OriginalModel, to_plain(kept[-1]))
-    assert restored(again, spec(server)).restored
-    assert server.config == CONFIG
-
-
-def test_a_resumed_run_puts_back_what_the_killed_one_found(server: FakeTriton) -> None:
-    kept: list[OriginalModel] = []
-    first = TritonTarget(spec(server))
-    first.keep_original(kept.append)
-    first.apply(BATCHED)
-    killed(first)
-    with TritonTarget(spec(server), original=kept[-1]) as target:
-        assert target.start().max_batch_size == 8  # not the 32 that the killed run left
-    assert server.config == CONFIG
-
-
-def test_an_attached_server_is_not_stopped(server: FakeTriton) -> None:
-    with TritonTarget(spec(server)) as target:
-        target.keep_original(lambda _original: None)
-        target.apply(BATCHED)
-        target.stop()
-        assert target.in_force == BATCHED
-        target.apply(BATCHED)
-        assert server.orders == ["load"]
-
-
-def test_a_model_that_is_not_there_is_told_with_those_that_are(server: FakeTriton) -> None:
+def test_a_model_without_a_batch_dimension_or_that_is_not_there_is_refused(server: FakeTriton) -> None:
+    server.config["max_batch_size"] = 0
+    with TritonTarget(spec(server)) as target, pytest.raises(UsageError, match="no batch dimension"):
+        target.start()
     with (
         TritonTarget(spec(server, "nope")) as target,
         pytest.raises(TargetError, match="no model 'nope'") as raised,
     ):
         target.start()
     assert raised.value.hint == "set target.model to one of: m, other"
-
-
-def test_a_model_without_a_batch_dimension_is_refused(server: FakeTriton) -> None:
-    server.config["max_batch_size"] = 0
-    with TritonTarget(spec(server)) as target, pytest.raises(UsageError, match="no batch dimension"):
-        target.start()
 
 
 def test_ensembles_that_ask_the_model_are_named(server: FakeTriton) -> None:
@@ -344,19 +414,30 @@ def test_ensembles_that_ask_the_model_are_named(server: FakeTriton) -> None:
 
 
 def test_a_server_without_tls_is_told_as_such(server: FakeTriton) -> None:
-    secret = TargetSpec(kind="triton", model="m", rest_url=server.url.replace("http:", "https:"))
-    with (
-        TritonTarget(secret) as target,
-        pytest.raises(TargetError, match=r"no TLS connection: the server speaks http, not https"),
-    ):
+    secret = spec(server).model_copy(update={"rest_url": server.url.replace("http:", "https:")})
+    said = r"no TLS connection: the server speaks http, not https"
+    with TritonTarget(secret) as target, pytest.raises(TargetError, match=said):
         target.start()
 
 
-def test_a_server_that_is_gone_is_told() -> None:
-    with FakeTriton() as server:
-        pass
-    with TritonTarget(spec(server)) as target, pytest.raises(TargetError, match="no connection"):
-        target.start()
+@pytest.mark.parametrize(
+    ("path", "answer", "words"),
+    [
+        (INDEX, (200, ["m"]), "has no model repository API: HTTP 200"),
+        (INDEX, (404, b"<html>"), "has no model repository API: HTTP 404: <html>"),
+        (INDEX, None, "the connection was closed without an answer"),
+        (CONFIG_PAGE, (200, {"max_batch_size": "many"}), "an invalid configuration of m"),
+        (CONFIG_PAGE, (200, {**CONFIG, "dynamic_batching": [1]}), "an invalid configuration of m"),
+        (CONFIG_PAGE, (200, []), "/v2/models/m/config: HTTP 200"),
+    ],
+)
+def test_pages_that_are_none_are_told_before_anything_is_changed(
+    server: FakeTriton, path: str, answer: Answer, words: str
+) -> None:
+    server.pages[path] = answer
+    with pytest.raises(TargetError, match=words):
+        attached(server)
+    assert server.orders == []
 
 
 def test_a_document_that_is_no_original_is_refused() -> None:
@@ -370,3 +451,46 @@ def test_a_linked_folder_of_a_repository_keeps_its_own_name(tmp_path: Path) -> N
     (tmp_path / "v7" / "1").mkdir(parents=True)
     (tmp_path / "net").symlink_to(tmp_path / "v7", target_is_directory=True)
     assert model_in_repository(str(tmp_path / "net")) == (tmp_path, "net")
+
+
+def scenario_file(folder: Path, server: FakeTriton, sizes: list[int]) -> Path:
+    path = folder / "hostile.yaml"
+    path.write_text(SCENARIO.format(url=server.url, sizes=sizes))
+    return path
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_past_configurations_that_the_server_does_not_take(
+    server: FakeTriton, tmp_path: Path
+) -> None:
+    server.faults = {2: "hangs", 3: "loses the model"}
+    server.pages[STATISTICS] = (404, {"error": "no statistics"})
+    done = batchtune("sweep", scenario_file(tmp_path, server, [2, 3, 16]), "--json", cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr
+    run = open_run(tmp_path / json.loads(done.stdout)["run"])
+    failures = {
+        trial.configuration.batching.max_batch_size: trial.failure
+        for trial in run.ledger()
+        if trial.configuration.batching is not None
+    }
+    assert "no answer within" in (failures[2] or "")
+    assert "not found" in (failures[3] or "")
+    assert (failures[8], failures[16]) == (None, None)
+    assert server.config == CONFIG
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_a_sweep_ends_it_and_is_restored_later(tmp_path: Path) -> None:
+    with FakeTriton() as server:
+        server.faults = {16: "dies"}
+        done = batchtune("sweep", scenario_file(tmp_path, server, [4, 16]), cwd=tmp_path)
+        assert done.returncode == TargetError.exit_code
+        changed, port = server.config, server.rest_port
+    told = done.stderr
+    (run,) = (tmp_path / "results" / "hostile").iterdir()
+    assert "original configuration was not restored" in told
+    assert f"`batchtune restore {run.relative_to(tmp_path)}` tries again" in told
+    with FakeTriton(rest_port=port) as again:
+        again.config = changed
+        assert run_restore(run) == 0
+        assert again.config == CONFIG

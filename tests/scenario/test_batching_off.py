@@ -34,7 +34,6 @@ NOTE = "nothing was compared with no batching: a tfserving file, all that target
         ({"apply": ["reload", "{file}"], "launch": ["server"]}, False),
         ({"launch": ["server", "{file}", "{json}"]}, True),
         ({"apply": ["reads its stdin"]}, True),
-        ({"apply": ["reload", "{json}"]}, True),
         *(({"render": dialect}, True) for dialect in ("flags", "k8s", "kserve", "triton", "cortex")),
     ],
 )

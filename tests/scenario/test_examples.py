@@ -45,17 +45,11 @@ def test_an_example_asks_one_question_and_names_the_command_that_answers(name: s
     assert example.question.count("?") == 1
     assert "yaml-language-server" not in example.question
     assert len(example.question) <= 105
-    fitting = (
-        {"load"}
-        if "kind: external" in example.text or "\n  models:" in example.text
-        else {"compare" if "\nvariants:" in example.text else "sweep"}
-    )
-    assert {example.command} == fitting
-
-
-@pytest.mark.parametrize("name", example_names())
-def test_an_example_has_its_line_in_the_manual(name: str) -> None:
     assert f"\n| `{name}.yaml` | " in (ROOT / "scenarios" / "README.md").read_text()
+    only_loaded = "kind: external" in example.text or "\n  models:" in example.text
+    assert example.command == (
+        "load" if only_loaded else "compare" if "\nvariants:" in example.text else "sweep"
+    )
 
 
 @pytest.mark.parametrize("name", example_names())
@@ -68,13 +62,10 @@ def test_an_example_written_elsewhere_is_the_same_scenario(name: str) -> None:
     assert "$schema" not in text  # the schema is not beside it
 
 
-def test_an_example_without_comments_has_an_empty_question() -> None:
+def test_an_example_without_comments_has_an_empty_question_and_may_be_named_with_its_ending() -> None:
+    assert read_example("quickstart.yaml") == read_example("quickstart")
     example = Example(name="bare", text="name: bare\n")
     assert (example.question, example.command) == ("", "sweep")
-
-
-def test_an_example_may_be_named_with_its_ending() -> None:
-    assert read_example("quickstart.yaml") == read_example("quickstart")
 
 
 @pytest.mark.parametrize("name", ["../scenarios/quickstart", "/etc/passwd", "", "quickstart/"])
@@ -84,12 +75,10 @@ def test_only_a_bundled_name_is_read(name: str) -> None:
 
 
 def test_a_mistyped_example_is_told_what_there_is() -> None:
-    with pytest.raises(UsageError) as caught:
-        read_example("quikstart")
-    assert caught.value.hint == "did you mean 'quickstart'?"
-    with pytest.raises(UsageError) as caught:
-        read_example("zzz")
-    assert all(name in caught.value.hint for name in example_names())
+    for name, hints in (("quikstart", ["did you mean 'quickstart'?"]), ("zzz", example_names())):
+        with pytest.raises(UsageError) as caught:
+            read_example(name)
+        assert all(hint in caught.value.hint for hint in hints)
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,9 @@ xla_cpu_compilation_enabled mixed_precision ssl_config_file grpc_channel_argumen
 
 
 def scenario(space: dict[str, Any], fixed: dict[str, Any] | None = None) -> Scenario:
-    return Scenario.model_validate(
-        {
-            "name": "knobs",
-            "target": {"model": "m"},
-            "load": {"arrivals": "closed", "concurrency": 1},
-            "objective": "throughput",
-            "search": {"space": space},
-            "fixed": fixed or {},
-        }
-    )
+    parts = {"name": "knobs", "target": {"model": "m"}, "load": {"arrivals": "closed", "concurrency": 1}}
+    searched = {"objective": "throughput", "search": {"space": space}, "fixed": fixed or {}}
+    return Scenario.model_validate({**parts, **searched})
 
 
 def test_names_that_are_no_parameter_are_server_flags() -> None:
@@ -54,9 +47,8 @@ def test_a_port_that_is_none_is_refused_wherever_it_stands(port: object) -> None
     assert dict(scenario({"max_batch_size": [8]}, {"port": 8500}).configuration().flags) == {"port": "8500"}
 
 
-@pytest.mark.parametrize("flag", SERVER_FLAGS.split())
-def test_no_server_flag_is_taken_for_a_misspelt_parameter(flag: str) -> None:
-    assert misspelt_knob(flag) is None
+def test_no_server_flag_is_taken_for_a_misspelt_parameter() -> None:
+    assert not [flag for flag in SERVER_FLAGS.split() if misspelt_knob(flag) is not None]
 
 
 @pytest.mark.parametrize(

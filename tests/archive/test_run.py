@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -47,53 +48,58 @@ def finished():
     return list(sweep(SWEPT, target, FakeFleet(target), now_s=clock))
 
 
+@pytest.fixture(scope="module")
+def recommendation(finished):
+    return recommend([one.trial for one in finished], scenario=SWEPT)
+
+
 def new_run(root: Path, **options) -> Run:
     return create_run(scenario_of(), "name: fake\n", root, provenance=PROVENANCE, **options)
 
 
-def test_trials_come_back_as_they_were_kept(tmp_path, finished):
-    run = new_run(tmp_path)
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return new_run(tmp_path)
+
+
+@pytest.fixture
+def kept(run, finished) -> Run:
+    """A run with its trials, without their requests."""
     for one in finished:
-        run.append(one.trial, one.samples)
-    back = Run(run.path).ledger()
-    assert json.dumps([one.to_dict() for one in back]) == json.dumps(
-        [one.trial.to_dict() for one in finished]
-    )
-    assert run.notes == ()
+        run.append(one.trial, None)
+    return run
 
 
-def test_a_duet_that_cannot_be_kept_is_told(tmp_path):
-    run = new_run(tmp_path)
+def test_trials_and_provenance_come_back_as_they_were_kept(kept, finished):
+    back = [one.to_dict() for one in Run(kept.path).ledger()]
+    assert json.dumps(back) == json.dumps([one.trial.to_dict() for one in finished])
+    assert (kept.notes, kept.provenance()) == ((), PROVENANCE)
+
+
+def test_a_duet_that_cannot_be_kept_is_told(run):
     run.keep_duet(1, (5e-5, 6e-5))
-    assert json.loads((run.path / DUETS).read_text()) == {
-        "block": 1,
-        "before_cpu_s": 5e-5,
-        "after_cpu_s": 6e-5,
-    }
+    whole = {"block": 1, "before_cpu_s": 5e-5, "after_cpu_s": 6e-5}
+    assert json.loads((run.path / DUETS).read_text()) == whole
     (run.path / DUETS).unlink()
     (run.path / DUETS).mkdir()
     with pytest.raises(ArchiveError, match=r"block 2 cannot be saved: cannot write .*duets\.jsonl"):
         run.keep_duet(2, (5e-5, 6e-5))
 
 
-def test_every_request_of_a_trial_is_kept(tmp_path, finished):
-    run = new_run(tmp_path)
-    one = replace(
-        finished[0], samples=replace(finished[0].samples, pauses_ns=((5, 6_000_000), (9, 7_000_000)))
-    )
-    run.append(one.trial, one.samples)
-    back = run.requests(one.trial.number)
-    assert back.pauses_ns == one.samples.pauses_ns
+def test_every_request_of_a_trial_is_kept_also_where_the_folder_of_samples_was_removed(run, finished):
+    (run.path / "samples").rmdir()
+    samples = replace(finished[0].samples, pauses_ns=((5, 6_000_000), (9, 7_000_000)))
+    run.append(finished[0].trial, samples)
+    back = run.requests(finished[0].trial.number)
     for name in ("due_ns", "sent_ns", "first_byte_ns", "done_ns", "connection_wait_ns", "status", "rows"):
-        kept, given = getattr(back, name), getattr(one.samples, name)
+        kept, given = getattr(back, name), getattr(samples, name)
         assert kept.dtype == given.dtype
         assert np.array_equal(kept, given)
-    assert back.concurrency == one.samples.concurrency
-    assert back.wall_s == one.samples.wall_s
+    for name in ("pauses_ns", "concurrency", "wall_s"):
+        assert getattr(back, name) == getattr(samples, name)
 
 
-def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
-    run = new_run(tmp_path)
+def test_a_trial_that_cannot_be_kept_says_how_to_go_on(run, finished):
     run.append(finished[0].trial, None)
     (run.path / "samples").rmdir()
     (run.path / "samples").write_text("no folder")
@@ -103,15 +109,7 @@ def test_a_trial_that_cannot_be_kept_says_how_to_go_on(tmp_path, finished):
     assert [one.number for one in run.ledger()] == [1]
 
 
-def test_a_run_whose_samples_were_removed_goes_on(tmp_path, finished):
-    run = new_run(tmp_path)
-    (run.path / "samples").rmdir()
-    run.append(finished[1].trial, finished[1].samples)
-    assert run.requests(finished[1].trial.number).rows.sum() > 0
-
-
-def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
-    run = new_run(tmp_path)
+def test_samples_that_cannot_be_read_are_named(run, finished):
     run.append(finished[0].trial, finished[0].samples)
     (kept,) = (run.path / "samples").iterdir()
     whole = kept.read_bytes()
@@ -124,8 +122,7 @@ def test_samples_that_cannot_be_read_are_named(tmp_path, finished):
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(tmp_path, finished, step):
-    run = new_run(tmp_path)
+def test_a_run_cut_at_any_byte_of_the_last_line_loses_that_trial_only(run, finished, step):
     for trial in (finished[0].trial, finished[1].trial):
         run.append(trial, None)
     ledger = run.path / LEDGER
@@ -162,11 +159,8 @@ def test_a_run_is_read_from_anywhere_also_when_its_files_are_gone(tmp_path, monk
         read_scenario(run.path / "scenario.yaml")
 
 
-def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):
-    run = new_run(tmp_path)
-    for one in finished[:3]:
-        run.append(one.trial, None)
-    ledger = run.path / LEDGER
+def test_a_corrupt_line_is_refused_with_its_place(kept):
+    ledger = kept.path / LEDGER
     lines = ledger.read_bytes().split(b"\n")
     for corrupt in (
         b"{",
@@ -181,12 +175,11 @@ def test_a_corrupt_line_is_refused_with_its_place(tmp_path, finished):
     ):
         ledger.write_bytes(b"\n".join([lines[0], corrupt, *lines[2:]]))
         with pytest.raises(ArchiveError, match=rf"{LEDGER}:2: not a trial"):
-            run.ledger()
+            kept.ledger()
 
 
-def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
+def test_a_killed_writer_leaves_a_readable_ledger(run, finished):
     """The writer is killed while it appends as fast as it can; whatever is there is read."""
-    run = new_run(tmp_path)
     run.append(finished[0].trial, None)
     script = (
         "import sys; from pathlib import Path; from batchtune.archive.run import Run\n"
@@ -194,30 +187,25 @@ def test_a_killed_writer_leaves_a_readable_ledger(tmp_path, finished):
         "print('ready', flush=True)\n"
         "while True: run.append(trial, None)\n"
     )
-    for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", script, run.path], stdout=subprocess.PIPE) as writer:
-            assert writer.stdout.readline() == b"ready\n"
-            before = (run.path / LEDGER).read_bytes().count(b"\n")
-            while (run.path / LEDGER).read_bytes().count(b"\n") == before:
-                pass
-            writer.kill()
-        trials = run.ledger()
-        assert len(trials) >= 2
-        assert all(one.number == 1 for one in trials)
+    with subprocess.Popen([sys.executable, "-c", script, run.path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"ready\n"
+        while (run.path / LEDGER).read_bytes().count(b"\n") < 2:
+            pass
+        writer.kill()
+    trials = run.ledger()
+    assert len(trials) >= 2
+    assert all(one.number == 1 for one in trials)
 
 
 def test_the_latest_run_is_found_across_scenarios_and_reference_runs_are_not_it(tmp_path):
     for name, hour in (("a", 3), ("b", 5), ("reference", 9), ("a", 4)):
-        create_run(
-            scenario_of(name=name),
-            "",
-            tmp_path,
-            provenance=PROVENANCE,
-            now=datetime(2026, 1, 1, hour, tzinfo=UTC),
-        )
+        at = datetime(2026, 1, 1, hour, tzinfo=UTC)
+        create_run(scenario_of(name=name), "", tmp_path, provenance=PROVENANCE, now=at)
     assert open_run(root=tmp_path).path.parent.name == "b"
     assert swept_scenarios(tmp_path) == ["a", "b"]
     assert open_run(tmp_path / "a").path.name.startswith("20260101T040000Z-")
+    with pytest.raises(ArchiveError, match="is not a run"):
+        open_run(tmp_path / "nowhere")
 
 
 def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
@@ -233,9 +221,7 @@ def test_no_run_at_all_and_a_folder_that_is_no_run_are_told_apart(tmp_path):
     assert "<UTC>" in caught.value.hint
 
 
-def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
-    run = new_run(tmp_path)
-    recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
+def test_the_recommendation_and_its_parameters_are_kept(run, recommendation):
     run.write_recommendation(recommendation)
     assert run.recommendation().to_dict() == recommendation.to_dict()
     parameters = parse_tfserving_text((run.path / "batching_parameters.txt").read_text())
@@ -243,9 +229,7 @@ def test_the_recommendation_and_its_parameters_are_kept(tmp_path, finished):
     assert not list(run.path.glob(".*.tmp"))
 
 
-def test_a_corrupt_model_config_leaves_the_earlier_recommendation_as_it_was(tmp_path, finished):
-    run = new_run(tmp_path)
-    recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
+def test_a_corrupt_model_config_leaves_the_earlier_recommendation_as_it_was(run, recommendation):
     run.write_recommendation(recommendation)
     (run.path / "model_config.json").write_text("{")
     with pytest.raises(ArchiveError, match=r"model_config\.json: not JSON"):
@@ -253,10 +237,8 @@ def test_a_corrupt_model_config_leaves_the_earlier_recommendation_as_it_was(tmp_
     assert run.recommendation().to_dict() == recommendation.to_dict()
 
 
-def test_a_recommendation_with_worded_findings_reads_as_it_did(tmp_path, finished):
+def test_a_recommendation_with_worded_findings_reads_as_it_did(run, recommendation):
     """As the file of a command, and of every older run, has them."""
-    run = new_run(tmp_path)
-    recommendation = recommend([one.trial for one in finished], scenario=SWEPT)
     document = worded(recommendation.to_dict())
     assert isinstance(document["reason"], str)
     run.write_recommendation(recommendation, document)
@@ -265,30 +247,22 @@ def test_a_recommendation_with_worded_findings_reads_as_it_did(tmp_path, finishe
     assert text_of(again.reason) == document["reason"]
 
 
-def test_a_corrupt_recommendation_is_refused(tmp_path):
-    run = new_run(tmp_path)
+def test_a_corrupt_recommendation_is_refused(run):
     for text in ("", "{", "[]", "{}", '{"schema_version": 4}', '{"schema_version": 5}'):
         (run.path / "recommendation.json").write_text(text)
         with pytest.raises(ArchiveError, match=r"recommendation\.json"):
             run.recommendation()
 
 
-def test_a_recommendation_of_an_older_schema_is_made_anew_from_the_trials(tmp_path, finished):
+def test_a_recommendation_of_an_older_schema_is_made_anew_from_the_trials(tmp_path, finished, recommendation):
     run = create_run(SWEPT, format_scenario(SWEPT), tmp_path, provenance=PROVENANCE)
     for one in finished:
         run.append(one.trial, None)
     (run.path / "recommendation.json").write_text('{"schema_version": 2, "near_best": {"probability": 0.9}}')
-    assert run.recommendation() == recommend([one.trial for one in finished], scenario=SWEPT)
+    assert run.recommendation() == recommendation
 
 
-def test_provenance_is_kept(tmp_path):
-    assert new_run(tmp_path).provenance() == PROVENANCE
-
-
-def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished):
-    run = new_run(tmp_path)
-    for one in finished:
-        run.append(one.trial, None)
+def test_reading_a_run_and_recommending_imports_nothing_heavy(kept):
     script = (
         "import sys; from pathlib import Path; from batchtune.archive.run import open_run\n"
         "from tests.tune.tune_fakes import scenario_of\n"
@@ -298,7 +272,7 @@ def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished
         "print(sorted({'optuna', 'pandas', 'pyarrow', 'tensorflow', 'rich'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, run.path],
+        [sys.executable, "-c", script, kept.path],
         capture_output=True,
         text=True,
         check=False,
@@ -307,12 +281,10 @@ def test_reading_a_run_and_recommending_imports_nothing_heavy(tmp_path, finished
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_what_the_search_says_of_itself_is_kept(tmp_path):
-    run = new_run(tmp_path)
+def test_what_the_search_says_of_itself_is_kept(run):
     assert run.search() is None
-    summary = SearchSummary(
-        strategy="guided", curve={1: 0.001, 16: 0.004}, proposals={"rule": 1}, space_size=30
-    )
+    curve = {1: 0.001, 16: 0.004}
+    summary = SearchSummary(strategy="guided", curve=curve, proposals={"rule": 1}, space_size=30)
     run.write_search(summary)
     assert Run(run.path).search() == summary
 
@@ -325,8 +297,7 @@ def test_a_sweep_that_goes_on_adds_its_time_to_what_was_spent_before():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema_version": 1}'])
-def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(tmp_path, text):
-    run = new_run(tmp_path)
+def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(run, text):
     (run.path / SEARCH).write_text(text)
     with pytest.raises(ArchiveError) as caught:
         run.search()
@@ -335,10 +306,9 @@ def test_a_corrupt_account_of_the_search_is_named_with_what_to_do(tmp_path, text
 
 
 HOLDING = """
-import sys, time
+import sys
 from pathlib import Path
 from batchtune.archive.run import Run
-
 Run(Path(sys.argv[1])).hold()
 print("held", flush=True)
 sys.stdin.read()
@@ -346,15 +316,10 @@ sys.stdin.read()
 
 
 def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDING, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
+    run, command = Run(tmp_path), [sys.executable, "-c", HOLDING, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+        assert other.stdout.readline() == b"held\n"
         with pytest.raises(ArchiveError, match=f"is in use by pid {other.pid}"):
             run.hold()
         other.kill()
@@ -362,35 +327,26 @@ def test_one_process_at_a_time_measures_for_a_run(tmp_path: Path) -> None:
     run.hold()
 
 
-def test_a_run_that_cannot_be_locked_on_a_full_disk_is_left_unlocked(tmp_path, monkeypatch):
-    def refuse(*_args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def refusing(number: int):
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    run = Run(tmp_path)
+    return refuse
+
+
+def test_a_run_that_cannot_be_locked_on_a_full_disk_is_left_unlocked(tmp_path, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr("batchtune.archive.run.os.write", refuse)
+        full.setattr("batchtune.archive.run.os.write", refusing(errno.ENOSPC))
         with pytest.raises(ArchiveError, match=r"cannot write .*lock: No space left on device"):
-            run.hold()
+            Run(tmp_path).hold()
     Run(tmp_path).hold()
 
 
 def test_a_folder_that_is_mounted_read_only_is_told_in_a_line(tmp_path, monkeypatch):
-    def refuse(*_args: object, **_options: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "unlink", refuse)
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, refusing(errno.EROFS))
     with pytest.raises(ArchiveError, match=r"cannot write .*: Read-only file system"):
         write_whole(tmp_path / "recommendation.json", b"{}")
-
-
-def test_a_folder_of_runs_means_its_newest(tmp_path):
-    older = new_run(tmp_path, now=datetime(2026, 1, 1, tzinfo=UTC))
-    newer = new_run(tmp_path, now=datetime(2026, 1, 2, tzinfo=UTC))
-    assert newer.path.parent == older.path.parent
-    assert open_run(newer.path.parent).path == newer.path
-    with pytest.raises(ArchiveError, match="is not a run"):
-        open_run(tmp_path / "nowhere")
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -595,6 +595,7 @@ def test_what_somebody_sets_under_a_load_is_noticed_before_the_same_configuratio
     assert sum("in place of the trial's parameters" in text for text in said) == 2
 
 
+@pytest.mark.slow
 def test_a_trial_under_which_somebody_changed_the_parameters_runs_again(tmp_path: Path) -> None:
     with served(tmp_path, SIZE="2", SEIZED="6") as (url, _):
         done = told("sweep", attached(url).document() | {"slo": {"p95": "500ms"}}, tmp_path, "--budget", "3s")
@@ -862,6 +863,7 @@ def test_the_trial_under_whose_load_a_server_ended_is_run_again_when_the_sweep_g
     assert answered("runs", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_server_that_ended_says_how_to_go_on_and_recommends_no_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

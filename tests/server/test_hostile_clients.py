@@ -60,12 +60,9 @@ def answer(ports: Ports) -> None:
             read_http(client)
 
 
-def marks(attack: hostile_attacks.Attack) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] * (attack not in QUICK)
-
-
 @pytest.mark.parametrize(
-    "attack", [pytest.param(attack, id=attack.__name__, marks=marks(attack)) for attack in ATTACKS]
+    "attack",
+    [pytest.param(one, id=one.__name__, marks=[pytest.mark.slow] * (one not in QUICK)) for one in ATTACKS],
 )
 def test_hostile_clients_leave_little_behind(attack: hostile_attacks.Attack, tmp_path: Path) -> None:
     with served(tmp_path) as (ports, pid), ExitStack() as open_clients:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from google.protobuf.text_format import Parse
@@ -25,7 +29,7 @@ from batchtune.wire.tfserving.messages import (
     ReloadConfigResponse,
 )
 from batchtune.wire.tfserving.tensors import decode_predict_response, encode_predict_request
-from tests.server.server_process import ServerProcess, can_connect, run_to_end, write_emulated
+from tests.server.server_process import ServerProcess, can_connect, free_ports, run_to_end, write_emulated
 from tests.waiting import wait_until
 
 LOOK_ONCE = "--file_system_poll_wait_seconds=0"
@@ -202,6 +206,39 @@ def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
         (tmp_path / "staging").rename(tmp_path / "m")
         server.wait_until_ready()
         assert server.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", ["gone", "full disk", "closed"])
+def test_a_server_that_nobody_can_read_serves_new_versions(tmp_path: Path, reader: str) -> None:
+    grpc_port, rest_port = free_ports(2)
+    model = f"--model_base_path={write_emulated(tmp_path / 'm')}"
+    command = [sys.executable, "-m", "batchtune.server", model, "--model_name=m"]
+    command += [f"--port={grpc_port}", f"--rest_api_port={rest_port}"]
+    if reader == "closed":
+        command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+    def versions() -> dict[str, str]:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{rest_port}/v1/models/m", trust_env=False).json()
+        except httpx.TransportError:
+            return {}
+        return {status["version"]: status["state"] for status in answer.get("model_version_status", ())}
+
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with ExitStack() as stack:
+        stack.callback(os.close, write_end)
+        lines = write_end if reader == "gone" else stack.enter_context(Path("/dev/full").open("w"))
+        process = subprocess.Popen(command, stderr=lines, env=buffered)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        wait_until(lambda: versions() == {"1": "AVAILABLE"})
+        (write_emulated(tmp_path / "staging", version=2) / "2").rename(tmp_path / "m" / "2")
+        wait_until(lambda: versions() == {"1": "END", "2": "AVAILABLE"})
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> None:

@@ -242,8 +242,6 @@ def named(name: str, more: str = "", rest: str = "") -> str:
 REFUSALS = {
     "PredictionService/Predict": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
-        named("", "", X): "INVALID_ARGUMENT: ModelSpec has no name specified.",
-        named("x", "", X): "NOT_FOUND: Servable not found for request: Latest(x)",
         named("m", "version { value: 9 }", X): "NOT_FOUND: Servable not found for request: Specific(m, 9)",
         named("m", 'version_label: "l"', X): "INVALID_ARGUMENT: Unrecognized servable version label: l",
         named("m", 'signature_name: "s"', X): 'FAILED_PRECONDITION: Serving signature key "s" not found.',
@@ -304,7 +302,6 @@ REFUSALS = {
     "ModelService/GetModelStatus": {
         "": "INVALID_ARGUMENT: Missing ModelSpec",
         named("m", "version { value: 9 }"): "NOT_FOUND: Could not find version 9 of model m",
-        named("x"): "NOT_FOUND: Could not find any versions of model x",
     },
     "ModelService/HandleReloadConfigRequest": {
         "": (

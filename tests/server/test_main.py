@@ -33,8 +33,6 @@ from tests.server.server_process import ServerProcess, can_connect, free_ports, 
 from tests.waiting import wait_until
 
 LOOK_ONCE = "--file_system_poll_wait_seconds=0"
-
-
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 TUNING = "/v1/tuning/batching_parameters"
 ONE = {"instances": [[1, 2]]}

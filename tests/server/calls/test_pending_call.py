@@ -340,27 +340,21 @@ def test_a_large_body_that_is_not_read_in_time_is_refused_and_not_run(action: st
         assert rest.models.servable.asked == []
 
 
-class SwappingModels(FakeModels):
-    """Each look-up is the last that finds its version; the next finds the next."""
-
-    def __init__(self, versions: list[FakeServable]) -> None:
-        super().__init__(versions[0])
-        self.versions = versions
-
-    def find(self, name: str, *, version: int | None = None, label: str | None = None) -> FakeServable:
-        present = super().find(name, version=version, label=label)
-        at = self.versions.index(present)
-        self.servable = self.versions[min(at + 1, len(self.versions) - 1)]
-        return present
-
-
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "float64", "float64")])
 def test_a_large_body_runs_on_the_version_that_is_there_once_it_is_read(dtypes: tuple[str, ...]) -> None:
     """And is read again for one that declares other tensors."""
     runs = [signature("serving_default", [spec("x", dtype)], [spec("y")]) for dtype in dtypes]
     versions = [FakeServable({"serving_default": (run, half_plus_two)}) for run in runs]
-    with running_rest() as rest:
-        rest.api.calls._models = SwappingModels(versions)
+    later = iter(versions[1:])
+    with running_rest(versions[0]) as rest:
+        find = rest.models.find
+
+        def find_for_the_last_time(*name: Any, **version: Any) -> FakeServable:
+            present = find(*name, **version)
+            rest.models.servable = next(later, present)
+            return present
+
+        rest.models.find = find_for_the_last_time  # type: ignore[method-assign]
         answer = rest.ask({"instances": [1.0] * LARGE})
     assert answer.json() == {"predictions": [2.5] * LARGE}
     assert [len(version.asked) for version in versions] == [0] * (len(versions) - 1) + [1]

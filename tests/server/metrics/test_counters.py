@@ -1,6 +1,6 @@
 """The metrics page has TensorFlow Serving's names, says what that lacks, and what the driver says of the GPUs."""
 
-# ruff: noqa: N802  (NVML has names of its own)
+# ruff: noqa: N802, N815  (NVML has names of its own)
 
 from __future__ import annotations
 
@@ -192,14 +192,10 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         return len(self.used)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
+    nvmlDeviceGetHandleByIndex = nvmlDeviceGetIndex = staticmethod(int)
 
     def nvmlDeviceGetHandleByUUID(self, name: str) -> int:
         return int(name.removeprefix("GPU-"))
-
-    def nvmlDeviceGetIndex(self, handle: int) -> int:
-        return handle
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
         if handle in self.lost:

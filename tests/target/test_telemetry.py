@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,17 @@ def reading(at_s: float, cpu_s: float | None = None, **values: float) -> Counter
     return Counters(monotonic_s=at_s, server_cpu_s=cpu_s, series=parse_prometheus(TF_SERVING.format(**page)))
 
 
+def read(page: str, at_s: float = 1.0) -> Counters:
+    return Counters(monotonic_s=at_s, server_cpu_s=None, series=parse_prometheus(page))
+
+
+NOTHING = Counters(monotonic_s=0.0, server_cpu_s=None)
+
+
+def read_back(seen: ServerActivity) -> ServerActivity:
+    return from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen))))
+
+
 def test_differences_of_a_real_tensorflow_serving_page() -> None:
     before = reading(10.0, 1.0, waits=5, wait_micros=100, batches=1, small=1, rows=4)
     after = reading(
@@ -75,8 +87,7 @@ def test_our_own_metrics_tell_execution_time_per_size_and_why_batches_closed() -
 :batchtune:serving:emulated_device{} 1
 :batchtune:serving:emulated_device_parallel{} 1
 """
-    after = Counters(monotonic_s=1.0, server_cpu_s=None, series=parse_prometheus(page))
-    seen = activity(Counters(monotonic_s=0.0, server_cpu_s=None), after)
+    seen = activity(NOTHING, read(page))
     assert seen.close_reasons == {"full": 30, "timeout": 10}
     assert seen.batches_by_rows == {8: 40}
     assert seen.execution_s_by_rows == {8: 0.0024}
@@ -93,14 +104,11 @@ def test_the_busiest_gpu_is_told() -> None:
 :batchtune:serving:gpu_memory_used_bytes{gpu="0"} 1000
 :batchtune:serving:gpu_memory_used_bytes{gpu="1"} 2000
 """
-    before, after = (
-        Counters(monotonic_s=at_s, server_cpu_s=None, series=parse_prometheus(page % busy))
-        for at_s, busy in ((1.0, (10, 50)), (3.0, (10, 1_800_050)))
-    )
+    before, after = read(page % (10, 50)), read(page % (10, 1_800_050), at_s=3.0)
     seen = activity(before, after)
     assert (seen.gpu_busy_ratio, seen.gpu_memory_used_bytes) == (0.9, 2000)
     assert activity(before, before).gpu_busy_ratio == 0.0
-    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen)))) == seen
+    assert read_back(seen) == seen
 
 
 def test_activity_of_an_older_ledger_is_still_read() -> None:
@@ -113,36 +121,19 @@ def test_activity_of_an_older_ledger_is_still_read() -> None:
 def test_counters_that_fell_are_no_account_of_one_server() -> None:
     """Of another behind the same balancer one counter may be higher, another lower."""
     seen = activity(reading(0.0, 1.0, batches=500, rows=900), reading(1.0, 2.5, batches=20, rows=4_000))
-    assert seen == ServerActivity(duration_s=1.0, went_back=True, server_cpu_s=1.5)
-    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen)))) == seen
+    assert read_back(seen) == seen == ServerActivity(duration_s=1.0, went_back=True, server_cpu_s=1.5)
 
 
 def test_a_process_that_started_at_another_time_is_another_server() -> None:
-    before, after = (
-        Counters(
-            monotonic_s=at_s,
-            server_cpu_s=None,
-            series=parse_prometheus(f"process_start_time_seconds {started_s}\n"),
-        )
-        for at_s, started_s in ((1.0, 5e8), (2.0, 6e8))
-    )
+    before, after = (read(f"process_start_time_seconds {started_s}\n") for started_s in (5e8, 6e8))
     assert activity(before, after).went_back
     assert not activity(before, before).went_back
-    assert not activity(before, Counters(monotonic_s=2.0, server_cpu_s=None)).went_back
+    assert not activity(before, replace(NOTHING, monotonic_s=2.0)).went_back
 
 
 def test_a_server_that_tells_nothing_gives_nothing() -> None:
-    seen = activity(
-        Counters(monotonic_s=0.0, server_cpu_s=None), Counters(monotonic_s=1.0, server_cpu_s=None)
-    )
-    assert seen.mean_batch_rows is None
-    assert seen.queue_wait_mean_s is None
-    assert seen.event_loop_lag_p99_s is None
-
-
-def test_activity_survives_json() -> None:
-    seen = activity(reading(0.0), reading(1.0, waits=3, batches=2, small=1, rows=9, wait_micros=12))
-    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(seen)))) == seen
+    seen = activity(NOTHING, replace(NOTHING, monotonic_s=1.0))
+    assert (seen.mean_batch_rows, seen.queue_wait_mean_s, seen.event_loop_lag_p99_s) == (None, None, None)
 
 
 @given(st.text())
@@ -158,20 +149,15 @@ def test_padding_is_told_by_length_bucket() -> None:
 :batchtune:serving:length_bucket_execution_micros_total{{bucket="32"}} {sent}.4
 :batchtune:serving:length_bucket_padding_elements_total{{bucket="32"}} {padding}
 """
-    before, after = (
-        Counters(monotonic_s=at, server_cpu_s=None, series=parse_prometheus(page.format(**values)))
-        for at, values in (
-            (1.0, {"rows": 1, "sent": 9, "padding": 1}),
-            (2.0, {"rows": 5, "sent": 109, "padding": 26}),
-        )
-    )
+    before = read(page.format(rows=1, sent=9, padding=1))
+    after = read(page.format(rows=5, sent=109, padding=26), at_s=2.0)
     moved = activity(before, after)
     assert moved.bucket_rows == moved.bucket_batches == {"32": 4}
     assert moved.bucket_execution_micros == {"32": 100}
     assert moved.bucket_sent_elements == {"32": 100}
     assert padding_per_element([moved, None]) == 0.25
     assert bucket_text(moved) == "length padding: 20 % of the elements computed (bucket 32: 20 %)"
-    assert from_plain(ServerActivity, json.loads(json.dumps(to_plain(moved)))) == moved
+    assert read_back(moved) == moved
     assert padding_per_element([activity(before, before)]) is None
     assert bucket_text(activity(before, before)) == ""
 
@@ -180,9 +166,6 @@ def test_batches_are_told_by_model() -> None:
     page = """:batchtune:serving:model_batches_total{{model_name="m"}} {batches}
 :batchtune:serving:model_batch_micros_total{{model_name="m"}} {micros}
 """
-    before, after = (
-        Counters(monotonic_s=at, server_cpu_s=None, series=parse_prometheus(page.format(**values)))
-        for at, values in ((1.0, {"batches": 1, "micros": 10.5}), (2.0, {"batches": 5, "micros": 110.5}))
-    )
-    moved = activity(before, after)
+    before = read(page.format(batches=1, micros=10.5))
+    moved = activity(before, read(page.format(batches=5, micros=110.5), at_s=2.0))
     assert (moved.model_batches, moved.model_batch_micros) == ({"m": 4}, {"m": 100})

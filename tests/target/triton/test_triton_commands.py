@@ -15,7 +15,6 @@ from batchtune.cli.commands.ask_twin import asked_configurations, asked_values, 
 from batchtune.cli.commands.compare import run_compare, run_noise
 from batchtune.errors import UsageError
 from tests.cli.in_process import answered
-from tests.cli.test_cli import batchtune
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
 
 SCENARIO = """\
@@ -72,23 +71,6 @@ def test_a_configuration_is_run_against_itself(
     assert "throughput" in json.loads(capsys.readouterr().out)["figures"]
     assert server.orders == ["load", "load"]
     assert server.config == CONFIG
-
-
-@pytest.mark.slow
-def test_two_configurations_of_one_attached_server_are_checked(server: FakeTriton, tmp_path: Path) -> None:
-    path = pair(tmp_path, server)
-    done = batchtune(
-        "check", path, "--max-regress", "throughput=90%", "--blocks", "6", "--json", cwd=tmp_path
-    )
-    assert done.returncode in (0, 5, 6), done.stderr
-    assert {json.loads(line)["reason"] for line in trials_of(tmp_path)} == {"without", "with"}
-    assert done.stderr.count("attaching to m") == 1
-    assert server.config == CONFIG
-
-
-def trials_of(folder: Path) -> list[str]:
-    (run,) = (folder / "results" / "pair").iterdir()
-    return (run / "trials.jsonl").read_text().splitlines()
 
 
 def test_two_servers_cannot_be_put_back_by_one_run(server: FakeTriton, tmp_path: Path) -> None:

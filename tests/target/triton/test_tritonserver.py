@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ import pytest
 
 from batchtune.archive.run import Run, open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
-from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton import TritonTarget
 from tests.cli.test_cli import batchtune, start, swept
@@ -26,6 +22,7 @@ from tests.target.triton.triton_server import (
     executable,
     write_models,
 )
+from tests.waiting import wait_until
 
 pytestmark = NEEDS_TRITON
 
@@ -90,29 +87,16 @@ def attached_scenario(
     return path
 
 
-def test_twenty_configurations_without_a_restart_and_all_as_it_was(server: TritonServer) -> None:
-    """Each takes 0.1 to 0.5 s: tests/benchmarks/triton/tuned_triton.py prints them."""
-    before = config_of(server)
-    with TritonTarget(TargetSpec(kind="triton", model="m", rest_url=url(server))) as target:
-        target.keep_original(lambda _original: None)
-        for number in range(20):
-            batching = BatchingParameters(
-                max_batch_size=1 + number, batch_timeout_micros=100 * number, num_batch_threads=1 + number % 2
-            )
-            target.apply(Configuration(batching=batching, dialect="triton"))
-            assert config_of(server)["max_batch_size"] == 1 + number
-    assert config_of(server) == before
-
-
 def test_every_word_of_triton_s_is_taken_and_told_back(server: TritonServer) -> None:
     before = config_of(server)
+    policy = "default_queue_policy"
     settings = {
         "preferred_batch_size": ["2", "2,4"],
         "preserve_ordering": ["false", "true"],
-        "default_queue_policy.max_queue_size": ["64", "0"],
-        "default_queue_policy.default_timeout_microseconds": ["500000", "0"],
-        "default_queue_policy.timeout_action": ["DELAY", "REJECT"],
-        "default_queue_policy.allow_timeout_override": ["true", "false"],
+        f"{policy}.max_queue_size": ["64", "0"],
+        f"{policy}.default_timeout_microseconds": ["500000", "0"],
+        f"{policy}.timeout_action": ["DELAY", "REJECT"],
+        f"{policy}.allow_timeout_override": ["true", "false"],
     }
     batching = BatchingParameters(max_batch_size=8, batch_timeout_micros=100, num_batch_threads=2)
     with TritonTarget(TargetSpec(kind="triton", model="m", rest_url=url(server))) as target:
@@ -125,25 +109,6 @@ def test_every_word_of_triton_s_is_taken_and_told_back(server: TritonServer) -> 
         assert dynamic["default_queue_policy"]["timeout_action"] == "REJECT"
         assert dynamic["preserve_ordering"] is True
     assert config_of(server) == before
-
-
-def test_a_launched_server_that_was_killed_is_launched_again(tmp_path: Path) -> None:
-    assert PACKAGES is not None
-    program = executable(tmp_path, PACKAGES)
-    model = write_models({"m": (CONFIG, MODEL)}, tmp_path) / "m"
-    batching = BatchingParameters(max_batch_size=8, batch_timeout_micros=0, num_batch_threads=1)
-    configuration = Configuration(batching=batching, dialect="triton")
-    with TritonTarget(TargetSpec(kind="triton", model=str(model), command=[str(program)])) as target:
-        target.start()
-        target.apply(configuration)
-        killed = target.pid
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
-        with pytest.raises(TargetError, match="ended by signal 9"):
-            target.counters()
-        target.apply(configuration)
-        assert target.pid != killed
-        assert target.counters().series
 
 
 @pytest.mark.parametrize(("by_grpc", "space"), [(True, DELAYS), (False, WORDS)], ids=["gRPC", "REST"])
@@ -166,52 +131,28 @@ def test_an_attached_server_is_swept_and_left_as_it_was(
 
 def check_config_pbtxt(server: TritonServer, run: Run, before: dict[str, Any]) -> None:
     """The file that the run hands back is one that Triton takes, and differs from what was there in batching alone."""
-    deployed = server_with((run.path / "config.pbtxt").read_text(), run.path)
+    assert PACKAGES is not None
+    (run.path / "deployed").mkdir()
+    models = {"m": ((run.path / "config.pbtxt").read_text(), MODEL)}
+    with TritonServer(models, run.path / "deployed", PACKAGES) as started:
+        deployed = config_of(started)
     differing = {name for name in {*before, *deployed} if before.get(name) != deployed.get(name)}
     assert differing == {"max_batch_size", "dynamic_batching"}
     assert deployed["parameters"] == {"note": {"string_value": "mine"}}
     assert deployed["dynamic_batching"]["preserve_ordering"] is True
 
 
-def server_with(config: str, folder: Path) -> dict[str, Any]:
-    """What a Triton says of a model with this config.pbtxt."""
-    assert PACKAGES is not None
-    (folder / "deployed").mkdir()
-    with TritonServer({"m": (config, MODEL)}, folder / "deployed", PACKAGES) as deployed:
-        return config_of(deployed)
-
-
-def sweep_that_changed(server: TritonServer, folder: Path) -> subprocess.Popen[str]:
-    """A sweep of an attached Triton, from the moment on when that runs with something else, or after 60 s."""
-    before = config_of(server)
-    sweep = start("sweep", attached_scenario(folder, server), cwd=folder)
-    give_up = time.monotonic() + 60
-    while config_of(server) == before and time.monotonic() < give_up:
-        time.sleep(0.02)
-    return sweep
-
-
 def test_a_sweep_that_was_killed_is_put_back_by_restore(server: TritonServer, tmp_path: Path) -> None:
     before = config_of(server)
-    sweep = sweep_that_changed(server, tmp_path)
+    sweep = start("sweep", attached_scenario(tmp_path, server), cwd=tmp_path)
+    wait_until(lambda: config_of(server) != before, limit_s=60)
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate()
-    assert config_of(server) != before
     (run,) = (tmp_path / "results" / "triton").iterdir()
     done = batchtune("restore", run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert config_of(server) == before
     assert "nothing to do" in batchtune("restore", run, cwd=tmp_path).stderr
-
-
-def test_a_sweep_that_is_interrupted_puts_the_server_back(server: TritonServer, tmp_path: Path) -> None:
-    before = config_of(server)
-    sweep = sweep_that_changed(server, tmp_path)
-    sweep.send_signal(signal.SIGINT)
-    _, err = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130, err
-    assert config_of(server) == before
-    assert "is configured as it was" in err
 
 
 def test_a_launched_server_is_swept_to_the_best_of_its_model(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from batchtune.load.fleet import LiveAggregate
 from batchtune.measure.slo import (
@@ -30,6 +31,7 @@ from tests.measure.measure_streams import (
 P95 = Limit(name="p95", quantile=0.95, seconds=0.02)
 SINGLE_LOOK = {59: (0, 7), 100: (1, 10), 200: (4, 16), 300: (8, 22), 500: (16, 34), 1000: (38, 63)}
 SINGLE_LOOK |= {2000: (83, 117), 5000: (224, 277)}
+Streams = tuple[NDArray[np.float64], NDArray[np.float64]]
 TAU_S = linear_tau(0.0015, 0.0003, 16)
 
 
@@ -41,6 +43,13 @@ def live(elapsed_s: float, **counts: int) -> LiveAggregate:
 def watch(**changes: object) -> SloWatch:
     plan = {"limit": P95, "error_ratio": 0.01, "warm_up_s": 1.0, "rate_rps": 500.0}
     return SloWatch(**(plan | changes))
+
+
+def watching(**changes: object) -> SloWatch:
+    """From the end of its warm-up on."""
+    one = watch(**changes)
+    one(live(1.0))
+    return one
 
 
 @pytest.mark.parametrize(("requests", "bounds"), SINGLE_LOOK.items())
@@ -89,20 +98,13 @@ def test_independent_requests_get_a_clear_verdict_within_150() -> None:
     assert max(medians.values()) <= 150
 
 
-def verdicts(rate_rps: float, miss_ratio: float, *, streams: int) -> Counter[str]:
-    law = exact_latency(rate_rps, TAU_S, steps=32)
-    limit = Limit(name="p95", quantile=0.95, seconds=law.quantile(1 - miss_ratio))
-    due_s, latency_s = batch_streams(rate_rps, TAU_S, streams=streams, requests=6000, seed=7)
+def decisions(streams: Streams, limit_s: float, *, every_s: float, **plan: object) -> Counter[str]:
+    """How the watches of these streams end."""
+    limit = Limit(name="p95", quantile=0.95, seconds=limit_s)
     found: Counter[str] = Counter()
-    for due, latency in zip(due_s, latency_s, strict=True):
-        one = watch(
-            limit=limit,
-            warm_up_s=0.5,
-            rate_rps=rate_rps,
-            requests_per_batch=exact_batch(rate_rps, TAU_S),
-            batch_rows_max=16,
-        )
-        any(one(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.1))
+    for due_s, latency_s in zip(*streams, strict=True):
+        one = watch(limit=limit, warm_up_s=0.5, **plan)
+        any(one(each) for each in looks(due_s, latency_s, limit_s=limit_s, every_s=every_s))
         found[one.decision] += 1
     return found
 
@@ -113,8 +115,11 @@ def test_wrong_verdicts_at_the_edge_stay_within_one_in_twenty(
     rate_rps: float, streams: int, most: int
 ) -> None:
     """Batch-correlated streams a side; a true 5 % shows more than so many in 4 of 100; the seed is fixed."""
-    assert verdicts(rate_rps, 0.07, streams=streams)["PASS"] <= most
-    assert verdicts(rate_rps, 0.035, streams=streams)["FAIL"] <= most
+    law = exact_latency(rate_rps, TAU_S, steps=32)
+    made = batch_streams(rate_rps, TAU_S, streams=streams, requests=6000, seed=7)
+    plan = {"rate_rps": rate_rps, "requests_per_batch": exact_batch(rate_rps, TAU_S), "batch_rows_max": 16}
+    for misses, wrong in ((0.07, "PASS"), (0.035, "FAIL")):
+        assert decisions(made, law.quantile(1 - misses), every_s=0.1, **plan)[wrong] <= most
 
 
 @pytest.mark.slow
@@ -126,14 +131,9 @@ def test_without_batching_a_pass_waits_until_slow_spells_have_shown(
     at once, 65 and 26 of 100 passed, now 8 and none; the seed is fixed, and a true 13 % and 1 % exceed the bounds in
     1 of 50 and 1 of 1,000 seeds."""
     tau_s = linear_tau(0.001, 0.0, 1)
-    limit = Limit(name="p95", quantile=0.95, seconds=exact_latency(rate_rps, tau_s).quantile(1 - misses))
-    due_s, latency_s = batch_streams(rate_rps, tau_s, streams=100, requests=int(4.5 * rate_rps), seed=3)
-    found: Counter[str] = Counter()
-    for due, latency in zip(due_s, latency_s, strict=True):
-        one = watch(limit=limit, warm_up_s=0.5, rate_rps=rate_rps)
-        any(one(each) for each in looks(due, latency, limit_s=limit.seconds, every_s=0.25))
-        found[one.decision] += 1
-    assert found["PASS"] <= most
+    limit_s = exact_latency(rate_rps, tau_s).quantile(1 - misses)
+    made = batch_streams(rate_rps, tau_s, streams=100, requests=int(4.5 * rate_rps), seed=3)
+    assert decisions(made, limit_s, every_s=0.25, rate_rps=rate_rps)["PASS"] <= most
 
 
 def test_the_warm_up_does_not_count() -> None:
@@ -148,15 +148,13 @@ def test_the_warm_up_does_not_count() -> None:
 
 
 def test_overdue_requests_are_misses_before_they_end() -> None:
-    one = watch()
-    one(live(1.0))
+    one = watching()
     assert one(live(1.1, sent=50, in_flight=50, overdue=40))
     assert one.decision == "FAIL"
 
 
 def test_a_backlog_beyond_littles_law_fails_once_it_lasts() -> None:
-    one = watch()
-    one(live(1.0))
+    one = watching()
     assert not one(live(1.1, in_flight=80))
     assert not one(live(1.3, in_flight=10))
     assert not one(live(1.4, in_flight=80))
@@ -165,25 +163,19 @@ def test_a_backlog_beyond_littles_law_fails_once_it_lasts() -> None:
 
 
 def test_a_backlog_says_nothing_in_a_closed_loop() -> None:
-    one = watch(rate_rps=None)
-    one(live(1.0))
+    one = watching(rate_rps=None)
     assert not any(one(live(1.0 + 0.1 * step, in_flight=500)) for step in range(1, 20))
 
 
 def test_a_steady_drift_fails_before_the_backlog_is_large() -> None:
-    one = watch(limit=Limit(name="p95", quantile=0.95, seconds=0.2))
-    one(live(1.0))
-    steps = range(1, 40)
-    stopped = [
-        one(live(1 + 0.1 * step, done=47 * step, sent=50 * step, in_flight=3 * step)) for step in steps
-    ]
-    assert any(stopped)
+    one = watching(limit=Limit(name="p95", quantile=0.95, seconds=0.2))
+    steps = ({"done": 47 * step, "sent": 50 * step, "in_flight": 3 * step} for step in range(1, 40))
+    assert any(one(live(1 + 0.1 * at, **counts)) for at, counts in enumerate(steps, 1))
     assert one.decision == "FAIL"
 
 
 def test_slight_overload_does_not_pass_while_its_backlog_still_fits() -> None:
-    one = watch(limit=Limit(name="p95", quantile=0.95, seconds=0.2))
-    one(live(1.0))
+    one = watching(limit=Limit(name="p95", quantile=0.95, seconds=0.2))
     steps = range(1, 15)
     assert not any(
         one(live(1 + 0.1 * step, done=49 * step, sent=50 * step, in_flight=step)) for step in steps
@@ -191,8 +183,7 @@ def test_slight_overload_does_not_pass_while_its_backlog_still_fits() -> None:
 
 
 def test_many_errors_end_a_run() -> None:
-    one = watch()
-    one(live(1.0))
+    one = watching()
     assert not one(live(1.1, done=90, errors=3))
     assert one(live(1.4, done=200, errors=8))
     assert one.decision == "FAIL"
@@ -205,8 +196,7 @@ def test_looking_often_at_fewer_errors_than_allowed_ends_no_run() -> None:
     ended = 0
     for _ in range(200):
         errors = np.cumsum(np.repeat(generator.random(625) < 0.005, 16))
-        one = watch(requests_per_batch=16.0, batch_rows_max=16)
-        one(live(1.0))
+        one = watching(requests_per_batch=16.0, batch_rows_max=16)
         for look in range(1, 80):
             done = look * 125
             one(live(1.0 + 0.25 * look, done=done, errors=int(errors[done - 1])))
@@ -215,20 +205,17 @@ def test_looking_often_at_fewer_errors_than_allowed_ends_no_run() -> None:
 
 
 def test_where_no_error_is_allowed_one_ends_the_run() -> None:
-    one = watch(error_ratio=0.0, batch_rows_max=16)
-    one(live(1.0))
+    one = watching(error_ratio=0.0, batch_rows_max=16)
     assert not one(live(1.2, done=99, errors=1))
     assert one(live(1.4, done=200, errors=1))
     assert one.decision == "FAIL"
 
 
 def test_large_batches_delay_a_pass() -> None:
-    small, large = watch(batch_rows_max=16), watch(requests_per_batch=20.0, batch_rows_max=32)
-    for one in (small, large):
-        one(live(1.0))
+    small, large = watching(batch_rows_max=16), watching(requests_per_batch=20.0, batch_rows_max=32)
+    for one, decision in ((small, "PASS"), (large, "UNSURE")):
         one(live(2.0, done=500))
-    assert small.decision == "PASS"
-    assert large.decision == "UNSURE"
+        assert one.decision == decision
 
 
 def test_how_much_longer_a_run_must_last_for_a_verdict() -> None:

@@ -101,15 +101,6 @@ def test_a_missing_scenario_is_told_what_is_bundled(tmp_path: Path) -> None:
     assert all(name in caught.value.hint for name in example_names())
 
 
-def test_whole_scenarios_in_the_manual_are_read() -> None:
-    manual = (ROOT / "scenarios" / "README.md").read_text(encoding="utf-8")
-    whole = [
-        block for block in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL) if "\nname: " in f"\n{block}"
-    ]
-    asked = [parse_scenario(block).request.openai for block in whole]
-    assert [one.model for one in asked if one is not None] == ["my-model"]
-
-
 MANUAL = (ROOT / "scenarios" / "README.md").read_text()
 REST = {
     "name": "rest",

@@ -62,6 +62,3 @@ class StandInDocker:
 
     def fail(self, words: str) -> None:
         (self._folder / "fault").write_text(words)
-
-    def mend(self) -> None:
-        (self._folder / "fault").unlink(missing_ok=True)

@@ -9,28 +9,14 @@ import json
 import sys
 from pathlib import Path
 
-STATUS = {
-    "model_version_status": [
-        {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
-    ]
-}
+AVAILABLE = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+STATUS = {"model_version_status": [AVAILABLE]}
 TENSOR = {"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": "-1"}, {"size": "2"}]}}
-METADATA = {
-    "metadata": {
-        "signature_def": {
-            "signature_def": {
-                "serving_default": {
-                    "method_name": "tensorflow/serving/predict",
-                    "inputs": {"x": TENSOR},
-                    "outputs": {"y": TENSOR},
-                }
-            }
-        }
-    }
-}
+SIGNATURE = {"method_name": "tensorflow/serving/predict", "inputs": {"x": TENSOR}, "outputs": {"y": TENSOR}}
+METADATA = {"metadata": {"signature_def": {"signature_def": {"serving_default": SIGNATURE}}}}
 
 SCRIPT = """#!PYTHON -SE
-import json, pathlib, socket, sys, threading, time
+import json, os, pathlib, socket, sys, threading, time
 folder = pathlib.Path("FOLDER")
 STATUS, METADATA = json.loads(r'''DOCUMENTS''')
 with (folder / "server_lines").open("a") as file:
@@ -46,7 +32,7 @@ flags = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:
 listener = socket.create_server(("127.0.0.1", int(flags["rest_api_port"])), backlog=128)
 
 
-def body_of(path, served):
+def body_of(path):
     if kind == "503":
         return 503, b'{"error": "overloaded"}'
     if kind == "garbage" or (kind == "garbage answers" and path.endswith(":predict")):
@@ -80,10 +66,8 @@ def serve(connection):
             time.sleep(60)
         if kind == "dies" and path.endswith(":predict"):
             print("Segmentation fault", flush=True)
-            import os
-
             os._exit(139)
-        status, body = body_of(path, 0)
+        status, body = body_of(path)
         connection.sendall(b"HTTP/1.1 %d X\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n%s" % (status, len(body), body))
 
 

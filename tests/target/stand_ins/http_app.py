@@ -31,7 +31,13 @@ free_left = int(os.environ.get("SEIZED", "0"))
 
 reads = 0
 
-FAULTS = {"/fails": (500, "no model"), "/refuses": (422, "features: field required")}
+FAULTS = {
+    "/fails": (500, '{"detail": "no model"}', {}),
+    "/refuses": (422, '{"detail": "features: field required"}', {}),
+    "/unloaded": (200, '{"error": "model not loaded"}', {}),
+    "/page": (200, "<html>Welcome</html>", {"Content-Type": "text/html"}),
+    "/moved": (307, "", {"Location": "/score/"}),
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -88,15 +94,9 @@ class Handler(BaseHTTPRequestHandler):
             answer = {"score": json.loads(body), "size": parameters["app"]["size"], "error": None}
             self._answer(200, json.dumps(answer))
         elif self.path in FAULTS:
-            status, detail = FAULTS[self.path]
             print("KeyError: 'features'", file=sys.stderr, flush=True)
-            self._answer(status, json.dumps({"detail": detail}))
-        elif self.path == "/unloaded":
-            self._answer(200, json.dumps({"error": "model not loaded"}))
-        elif self.path == "/page":
-            self._answer(200, "<html>Welcome</html>", kind="text/html")
-        elif self.path == "/moved":
-            self._answer(307, "", location="/score/")
+            status, text, head = FAULTS[self.path]
+            self._answer(status, text, **head)
         elif self.path == "/stream":
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -120,12 +120,11 @@ class Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"] or 0))
 
-    def _answer(self, status: int, text: str, *, kind: str = "application/json", location: str = "") -> None:
+    def _answer(self, status: int, text: str, **head: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text)))
-        if location:
-            self.send_header("Location", location)
+        lines = {"Content-Type": "application/json", "Content-Length": str(len(text)), **head}
+        for name, value in lines.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode())
 

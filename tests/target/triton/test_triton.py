@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from batchtune.archive.run import open_run
+from batchtune.archive.run import open_run, read_original
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.batching.triton_config import found_batching
+from batchtune.cli.arguments.options import LoadRequest
+from batchtune.cli.commands.ask_twin import asked_configurations, asked_values, notes_on
+from batchtune.cli.commands.compare import run_compare
 from batchtune.cli.session import run_restore
 from batchtune.errors import ServerGoneError, TargetError, UsageError
 from batchtune.plain_values import from_plain, to_plain
@@ -25,6 +28,7 @@ from batchtune.target.endpoint import Endpoint
 from batchtune.target.kserve import TritonRepository
 from batchtune.target.process import ServerProcess
 from batchtune.target.triton import TritonTarget, flag_words, launch, model_in_repository, restored
+from tests.cli.in_process import answered
 from tests.cli.test_cli import batchtune
 from tests.target.kserve_server import Answer, statistics
 from tests.target.stand_in_docker import StandInDocker
@@ -41,6 +45,8 @@ INDEX = "/v2/repository/index"
 
 
 STATISTICS = "/v2/models/m/stats"
+
+
 CONFIG_PAGE = "/v2/models/m/config"
 
 
@@ -53,7 +59,7 @@ objective: throughput
 search:
   strategy: grid
   budget: {{time: 20s}}
-  space: {{max_batch_size: {sizes}, max_queue_delay_microseconds: [0]}}
+  space: {{max_batch_size: [4, 16], max_queue_delay_microseconds: [0]}}
 """
 
 
@@ -453,37 +459,12 @@ def test_a_linked_folder_of_a_repository_keeps_its_own_name(tmp_path: Path) -> N
     assert model_in_repository(str(tmp_path / "net")) == (tmp_path, "net")
 
 
-def scenario_file(folder: Path, server: FakeTriton, sizes: list[int]) -> Path:
-    path = folder / "hostile.yaml"
-    path.write_text(SCENARIO.format(url=server.url, sizes=sizes))
-    return path
-
-
-@pytest.mark.slow
-def test_a_sweep_goes_on_past_configurations_that_the_server_does_not_take(
-    server: FakeTriton, tmp_path: Path
-) -> None:
-    server.faults = {2: "hangs", 3: "loses the model"}
-    server.pages[STATISTICS] = (404, {"error": "no statistics"})
-    done = batchtune("sweep", scenario_file(tmp_path, server, [2, 3, 16]), "--json", cwd=tmp_path)
-    assert done.returncode in (0, 5), done.stderr
-    run = open_run(tmp_path / json.loads(done.stdout)["run"])
-    failures = {
-        trial.configuration.batching.max_batch_size: trial.failure
-        for trial in run.ledger()
-        if trial.configuration.batching is not None
-    }
-    assert "no answer within" in (failures[2] or "")
-    assert "not found" in (failures[3] or "")
-    assert (failures[8], failures[16]) == (None, None)
-    assert server.config == CONFIG
-
-
 @pytest.mark.slow
 def test_a_server_that_dies_in_a_sweep_ends_it_and_is_restored_later(tmp_path: Path) -> None:
     with FakeTriton() as server:
         server.faults = {16: "dies"}
-        done = batchtune("sweep", scenario_file(tmp_path, server, [4, 16]), cwd=tmp_path)
+        (tmp_path / "hostile.yaml").write_text(SCENARIO.format(url=server.url))
+        done = batchtune("sweep", "hostile.yaml", cwd=tmp_path)
         assert done.returncode == TargetError.exit_code
         changed, port = server.config, server.rest_port
     told = done.stderr
@@ -494,3 +475,80 @@ def test_a_server_that_dies_in_a_sweep_ends_it_and_is_restored_later(tmp_path: P
         again.config = changed
         assert run_restore(run) == 0
         assert again.config == CONFIG
+
+
+PAIR = """\
+name: pair
+target: {{kind: triton, model: m, rest_url: "{url}"}}
+request: {{distinct: 2}}
+load: {{arrivals: closed, concurrency: 2, warm_up: 20ms, duration: 80ms, seed: 1}}
+objective: throughput
+fixed: {{max_batch_size: 4}}
+variants:
+  without: {{fixed: {{enable_batching: false}}}}
+  with: {{fixed: {{max_batch_size: 16, preserve_ordering: true}}}}
+"""
+
+
+def test_variants_are_compared_on_one_attached_server(server: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "pair.yaml").write_text(PAIR.format(url=server.url))
+    done = answered("compare", "pair.yaml", "--blocks", "1", "--json", "--quiet", cwd=tmp_path)
+    assert done.returncode in (0, 6), done.stderr  # 6: the host was not quiet
+    document = json.loads(done.stdout)
+    assert [one["failure"] for one in document["variants"]] == [None, None]
+    run = open_run(tmp_path / document["run"])
+    labels = {trial.reason: trial.configuration.label() for trial in run.ledger()}
+    assert labels == {
+        "without": "no batching instance_group.count=1",
+        "with": "max_batch_size=16 max_queue_delay_microseconds=500 instance_group.count=1 preserve_ordering=true",
+    }
+    assert server.config == CONFIG
+    original = read_original(run)
+    assert original is not None
+    assert original.restored
+
+
+def test_two_servers_cannot_be_put_back_by_one_run(server: FakeTriton, tmp_path: Path) -> None:
+    path = tmp_path / "pair.yaml"
+    elsewhere = '  elsewhere: {target: {rest_url: "http://127.0.0.1:1"}}'
+    path.write_text(PAIR.format(url=server.url) + elsewhere)
+    with pytest.raises(UsageError, match="several servers or models; a run restores only one"):
+        run_compare(LoadRequest(scenario=path, results=tmp_path, json=True, quiet=True), blocks=2)
+    assert server.orders == []
+
+
+BASE = Configuration(
+    batching=BatchingParameters(max_batch_size=8, batch_timeout_micros=0, num_batch_threads=1),
+    dialect="triton",
+    flags=(("http-thread-count", "4"), ("preferred_batch_size", "4,8")),
+)
+
+
+def test_what_the_twin_leaves_out_of_a_triton_is_told() -> None:
+    assert notes_on([BASE, BASE]) == [
+        "Triton forms batches ahead of a free instance, which the simulator does not.",
+        "preferred_batch_size is not simulated.",
+    ]
+    assert notes_on([Configuration(batching=BatchingParameters())]) == []
+
+
+def test_a_twin_is_asked_in_tritons_words() -> None:
+    (asked,) = asked_configurations(
+        BASE, asked_values(["max_queue_delay_microseconds=100", "instance_group.count=2"])
+    )
+    assert asked.label() == (
+        "max_batch_size=8 max_queue_delay_microseconds=100 instance_group.count=2 "
+        "--http-thread-count=4 preferred_batch_size=4,8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("max_enqueued_batches=4", "Triton has no such parameter"),
+        ("preserve_ordering=true", "the simulator lacks it"),
+    ],
+)
+def test_what_no_triton_or_no_twin_has_is_refused(setting: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        asked_configurations(BASE, asked_values([setting]))

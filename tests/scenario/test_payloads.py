@@ -281,29 +281,23 @@ def test_broken_warm_up_files_are_named_with_the_record(tmp_path: Path, content:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("{", "b.jsonl:2: not JSON"),
-        ("[1]", "b.jsonl:2: expected a predict body"),
-        ('{"instances": [[1]], "inputs": [[1]]}', "b.jsonl:2: expected a predict body"),
-        ('{"instances": []}', "b.jsonl:2: instances must be a list with at least one row"),
-        ('{"instances": [[1, 2], [3]]}', "b.jsonl:2: tokens: rows of different shapes"),
-        ('{"instances": [["a"]]}', "b.jsonl:2: tokens: expected numbers of one shape"),
-        (
-            '{"instances": [[1, 2]]}',
-            r"b.jsonl:2: input 'tokens' has shape \[1, 2\]; the model takes \[\?, 200\]",
-        ),
-        (
-            '{"instances": [{"tokens": [1]}, {"token": [1]}]}',
-            "b.jsonl:2: the instances do not name the same inputs",
-        ),
-        ('{"inputs": {"token": [[1]]}}', "b.jsonl:2: signature 'serving_default' has no input 'token'"),
-        ('{"inputs": {}}', "b.jsonl:2: input 'tokens' is missing"),
-        ('{"signature_name": "x", "inputs": [[1]]}', "b.jsonl:2: recorded for signature 'x'"),
+        ("{", "not JSON"),
+        ("[1]", "expected a predict body"),
+        ('{"instances": [[1]], "inputs": [[1]]}', "expected a predict body"),
+        ('{"instances": []}', "instances must be a list with at least one row"),
+        ('{"instances": [[1, 2], [3]]}', "tokens: rows of different shapes"),
+        ('{"instances": [["a"]]}', "tokens: expected numbers of one shape"),
+        ('{"instances": [[1, 2]]}', r"input 'tokens' has shape \[1, 2\]; the model takes \[\?, 200\]"),
+        ('{"instances": [{"tokens": [1]}, {"token": [1]}]}', "the instances do not name the same inputs"),
+        ('{"inputs": {"token": [[1]]}}', "signature 'serving_default' has no input 'token'"),
+        ('{"inputs": {}}', "input 'tokens' is missing"),
+        ('{"signature_name": "x", "inputs": [[1]]}', "recorded for signature 'x'"),
     ],
 )
 def test_broken_bodies_are_named_with_their_line(tmp_path: Path, line: str, what: str) -> None:
     path = tmp_path / "b.jsonl"
     path.write_text(f"\n{line}\n")
-    with pytest.raises((ScenarioError, UsageError), match=what):
+    with pytest.raises((ScenarioError, UsageError), match=rf"b\.jsonl:2: {what}"):
         build(request(inputs={"file": str(path)}))
 
 

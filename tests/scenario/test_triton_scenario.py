@@ -41,13 +41,10 @@ def test_tritons_words_are_the_house_s_knobs() -> None:
         "preferred_batch_size",
         "default_queue_policy.max_queue_size",
     ]
-    point = {
-        name: space.values[at]
-        for (name, space), at in zip(scenario.search.space.items(), (0, 1, 1, 1, 1), strict=True)
-    }
+    point = {name: space.values[-1] for name, space in scenario.search.space.items()}
     assert scenario.configuration(point).label() == (
-        "max_batch_size=4 max_queue_delay_microseconds=500 instance_group.count=2 "
-        "default_queue_policy.max_queue_size=64 preferred_batch_size=4"
+        "max_batch_size=16 max_queue_delay_microseconds=500 instance_group.count=2 "
+        "default_queue_policy.max_queue_size=64 preferred_batch_size=4,8"
     )
 
 

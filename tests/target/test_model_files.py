@@ -227,26 +227,14 @@ def test_every_version_gets_the_models_own_parameters_and_the_model_stays_as_it_
 
 
 def test_own_parameters_are_those_of_the_configuration_which_a_scenario_gives_its_own() -> None:
+    models = "[{name: a, model: m, batching: {max_batch_size: 4}}, {name: b, model: n}]"
     scenario = parse_scenario(
-        """\
-name: s
-target:
-  models:
-    - {name: a, model: imdb_transformer, batching: {max_batch_size: 4}}
-    - {name: b, model: resnet50}
-load: {arrivals: closed, concurrency: 1}
-objective: throughput
-"""
+        f"name: s\ntarget: {{models: {models}}}\nload: {{arrivals: closed, concurrency: 1}}\nobjective: throughput\n"
     )
     shared = Configuration(batching=BatchingParameters(max_batch_size=16, num_batch_threads=2))
-    assert own_fields(own_parameters("ab", scenario.with_models(shared))) == {
-        "a": {"max_batch_size": 4},
-        "b": {"max_batch_size": 16},
-    }
     joint = replace(shared, models=(("a", BatchingParameters(max_batch_size=1)),))
-    assert own_fields(own_parameters("ab", scenario.with_models(joint))) == {
-        "a": {"max_batch_size": 1},
-        "b": {"max_batch_size": 16},
-    }
+    for configuration, own in ((shared, 4), (joint, 1)):
+        found = own_fields(own_parameters("ab", scenario.with_models(configuration)))
+        assert found == {"a": {"max_batch_size": own}, "b": {"max_batch_size": 16}}
     assert own_parameters("ab", shared) == {}
     assert own_parameters("ab", scenario.with_models(Configuration(batching=None))) == {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from tests.load.load_servers import run_here
 from tests.server.server_process import write_emulated
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.stand_ins.faulty_server import FaultyServer
+from tests.waiting import wait_until
 
 BATCHED = Configuration(batching=BatchingParameters(max_batch_size=4, batch_timeout_micros=0))
 
@@ -158,34 +158,20 @@ def test_a_container_is_given_its_parameters_and_removed(docker: StandInDocker, 
         endpoint = target.endpoint
         container = docker.pid
     assert not psutil.pid_exists(container)
-    command = docker.command_lines[0]
-    id_file = command[1]
+    run, id_file, *command = docker.command_lines[0]
+    assert (run, id_file.startswith("--cidfile=")) == ("run", True)
     scratch = Path(id_file.removeprefix("--cidfile=")).parent
-    assert id_file.startswith("--cidfile=")
-    assert [command[0], *command[2:]] == [
-        "run",
-        "--rm",
-        f"--publish=127.0.0.1:{endpoint.grpc_port}:{endpoint.grpc_port}",
-        f"--publish=127.0.0.1:{endpoint.rest_port}:{endpoint.rest_port}",
-        f"--mount=type=bind,source={scratch},target=/batchtune,readonly",
-        f"--mount=type=bind,source={tmp_path / 'm'},target=/models/m,readonly",
-        "--gpus=all",
-        "--cpuset-cpus=0",
-        "--init",
-        "--entrypoint=tensorflow_model_server",
-        "--label=x",
-        "tensorflow/serving:latest-gpu",
-        f"--port={endpoint.grpc_port}",
-        f"--rest_api_port={endpoint.rest_port}",
-        "--model_name=m",
-        "--model_base_path=/models/m",
-        "--monitoring_config_file=/batchtune/monitoring.txt",
-        "--enable_batching=true",
-        "--batching_parameters_file=/batchtune/batching_parameters.txt",
-        "--grpc_max_threads=80",
-        "--max_num_load_retries=0",
-        "--rest_api_num_threads=80",
-    ]
+    grpc, rest = endpoint.grpc_port, endpoint.rest_port
+    assert " ".join(command) == (
+        f"--rm --publish=127.0.0.1:{grpc}:{grpc} --publish=127.0.0.1:{rest}:{rest} "
+        f"--mount=type=bind,source={scratch},target=/batchtune,readonly "
+        f"--mount=type=bind,source={tmp_path / 'm'},target=/models/m,readonly "
+        "--gpus=all --cpuset-cpus=0 --init --entrypoint=tensorflow_model_server --label=x "
+        f"tensorflow/serving:latest-gpu --port={grpc} --rest_api_port={rest} "
+        "--model_name=m --model_base_path=/models/m --monitoring_config_file=/batchtune/monitoring.txt "
+        "--enable_batching=true --batching_parameters_file=/batchtune/batching_parameters.txt "
+        "--grpc_max_threads=80 --max_num_load_retries=0 --rest_api_num_threads=80"
+    )
     assert docker.command_lines[-1] == ["rm", "--force", "c0ffee"]
 
 
@@ -195,8 +181,7 @@ def test_a_container_whose_client_was_killed_is_removed(docker: StandInDocker, t
         orphan = psutil.Process(docker.pid)
         assert target.pid is not None
         os.kill(target.pid, signal.SIGKILL)
-        while target.alive():
-            time.sleep(0.001)
+        wait_until(lambda: not target.alive())
         with pytest.raises(TargetError, match="ended by signal 9"):
             target.counters()
     orphan.wait(5)
@@ -222,28 +207,6 @@ def test_what_an_engine_refuses_is_told_with_what_to_do(
         assert hint in raised.value.hint
 
 
-def test_a_local_server_has_threads_for_every_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "bin" / "tensorflow_model_server"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@"\nexec {sys.executable} -m batchtune.server "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    model = write_emulated(tmp_path / "m", base_ms=1.0)
-    events: list[str] = []
-    flags = {"grpc_max_threads": 1}
-    spec = TargetSpec(model=str(model), server="local", flags=flags)
-    with TfServingTarget(spec, on_event=events.append, demand=DEMAND) as target:
-        assert target.apply(BATCHED) is not None
-        target.keep_log(tmp_path / "log")
-        assert target.apply(Configuration(batching=None)) is not None  # it has no tuning API
-    command = (tmp_path / "log").read_text().splitlines()[0]
-    assert "--rest_api_num_threads=80" in command
-    assert "--grpc_max_threads=1 " in command  # asked for, so it stays
-    assert events == [
-        "max_batch_size 4 never fills: each request, of 2 rows, holds one of 1 threads (grpc_max_threads) while it waits"
-    ]
-
-
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     model = write_emulated(tmp_path / "m")
     spec = TargetSpec(model=str(model), docker=DockerSpec(program="no-such-engine"))
@@ -262,25 +225,23 @@ def test_the_demand_holds_the_largest_batches_and_every_client() -> None:
 
 def test_a_size_that_the_threads_can_fill_is_not_spoken_of() -> None:
     by_rest = Demand(clients=8, rows=2, protocol="rest")
-    assert list(thread_words(BATCHED, {"rest_api_num_threads": "2"}, by_rest)) == []
-    assert list(thread_words(BATCHED, {"grpc_max_threads": "1"}, by_rest)) == []
-    assert len(list(thread_words(BATCHED, {"rest_api_num_threads": "1"}, by_rest))) == 1
+    for flag, threads, told in (
+        ("rest_api_num_threads", "2", 0),
+        ("grpc_max_threads", "1", 0),
+        ("rest_api_num_threads", "1", 1),
+    ):
+        assert len(list(thread_words(BATCHED, {flag: threads}, by_rest))) == told
 
 
 def test_a_triton_s_container_mounts_its_model_alone() -> None:
     engine = DockerSpec(image="nvcr.io/nvidia/tritonserver:26.04-py3")
     spec = TargetSpec(kind="triton", model="/repository/m", docker=engine)
-    assert tritons_container(spec, ports=(8000, 8001), mounts={Path("/repository/m"): "/models/m"}) == [
-        "docker",
-        "run",
-        "--rm",
-        "--publish=127.0.0.1:8000:8000",
-        "--publish=127.0.0.1:8001:8001",
-        "--mount=type=bind,source=/repository/m,target=/models/m,readonly",
-        "--shm-size=1g",
-        "nvcr.io/nvidia/tritonserver:26.04-py3",
-        "tritonserver",
-    ]
+    words = tritons_container(spec, ports=(8000, 8001), mounts={Path("/repository/m"): "/models/m"})
+    assert " ".join(words) == (
+        "docker run --rm --publish=127.0.0.1:8000:8000 --publish=127.0.0.1:8001:8001 "
+        "--mount=type=bind,source=/repository/m,target=/models/m,readonly --shm-size=1g "
+        "nvcr.io/nvidia/tritonserver:26.04-py3 tritonserver"
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,9 +272,6 @@ def test_servers_that_contradict_each_other_are_refused(target: str, words: str)
     text = SCENARIO.replace("{kind: tfserving, model: imdb_transformer}", target)
     with pytest.raises(ScenarioError, match=f"<string>:2: target.{words}"):
         parse_scenario(text.replace("num_batch_threads", "max_x"))
-
-
-NO_BATCHING = Configuration(batching=None)
 
 
 NEVER_READY = "is not ready after 0.3 s: "
@@ -376,14 +334,22 @@ def test_a_local_server_that_fails_says_why_and_is_started_again(
     assert children() <= before
 
 
-def test_a_slow_start_is_waited_for(server: FaultyServer, tmp_path: Path) -> None:
+def test_a_slow_start_is_waited_for_and_there_are_threads_for_every_client(
+    server: FaultyServer, tmp_path: Path
+) -> None:
     server.fail("slow")
-    with TfServingTarget(spec_of(tmp_path)) as target:
+    spec = spec_of(tmp_path).model_copy(update={"flags": {"grpc_max_threads": 1}})
+    events: list[str] = []
+    with TfServingTarget(spec, on_event=events.append, demand=DEMAND) as target:
         assert target.apply(BATCHED) is not None
+        assert target.apply(Configuration(batching=None)) is not None  # it has no tuning API
         words = server.command_lines[0]
-    assert words[1] == f"--rest_api_port={target.endpoint.rest_port}"
     assert words[2:4] == ["--model_name=m", f"--model_base_path={tmp_path / 'm'}"]
-    assert words[7:] == ["--grpc_max_threads=1040", "--max_num_load_retries=0", "--rest_api_num_threads=1040"]
+    threads = {word for word in words if "threads" in word}
+    assert threads == {"--grpc_max_threads=1", "--rest_api_num_threads=80"}  # what was asked for stays
+    assert events == [
+        "max_batch_size 4 never fills: each request, of 2 rows, holds one of 1 threads (grpc_max_threads) while it waits"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -406,7 +372,7 @@ def test_a_server_that_is_ready_and_then_not_fails_its_trial_alone(
         server.fail(fault)
         failed = bench.run(plan_of(BATCHED)).trial
         server.mend()
-        mended = bench.run(plan_of(NO_BATCHING)).trial
+        mended = bench.run(plan_of(Configuration(batching=None))).trial
     assert failed.state == "failed"
     assert words in (failed.failure or "")
     assert (mended.state, mended.failure) == ("complete", None)

@@ -467,7 +467,7 @@ def parts_differ(values: NDArray[np.float64], cut: int) -> bool:
     error_squared = float(within @ within) / (len(within) - 2) * sum(1.0 / len(block) for block in means)
     # Beyond this Student's t two parts of a run differ. Of steady runs of 15 s, batch servers up to 90 % load
     # and bursts among them, up to 2 in 100 do; of runs in 2 % overload nearly all
-    # (tests/measure/test_steady_state.py).
+    # (tests/measure/test_slo.py).
     different_t = 4.0
     return abs(float(means[0].mean() - means[1].mean())) > different_t * math.sqrt(error_squared)
 

@@ -39,23 +39,9 @@ def run(words: list[str]) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    program = subprocess.Popen(
-        [
-            "taskset",
-            "--cpu-list",
-            asked.cpuset_cpus,
-            "buildah",
-            "run",
-            "--isolation",
-            "chroot",
-            *volumes,
-            container,
-            "--",
-            asked.entrypoint,
-            *asked.command,
-        ],
-        start_new_session=True,
-    )
+    words = ["taskset", "--cpu-list", asked.cpuset_cpus, "buildah", "run", "--isolation", "chroot"]
+    command = [*words, *volumes, container, "--", asked.entrypoint, *asked.command]
+    program = subprocess.Popen(command, start_new_session=True)
     (STATE / container).write_text(str(program.pid))
     asked.cidfile.write_text(container)
 

@@ -29,7 +29,6 @@ from batchtune.target.kserve import TritonRepository
 from batchtune.target.process import ServerProcess
 from batchtune.target.triton import TritonTarget, flag_words, launch, model_in_repository, restored
 from tests.cli.in_process import answered
-from tests.cli.test_cli import batchtune
 from tests.target.kserve_server import Answer, statistics
 from tests.target.stand_in_docker import StandInDocker
 from tests.target.triton.fake_triton import CONFIG, FakeTriton
@@ -464,7 +463,7 @@ def test_a_server_that_dies_in_a_sweep_ends_it_and_is_restored_later(tmp_path: P
     with FakeTriton() as server:
         server.faults = {16: "dies"}
         (tmp_path / "hostile.yaml").write_text(SCENARIO.format(url=server.url))
-        done = batchtune("sweep", "hostile.yaml", cwd=tmp_path)
+        done = answered("sweep", "hostile.yaml", cwd=tmp_path)
         assert done.returncode == TargetError.exit_code
         changed, port = server.config, server.rest_port
     told = done.stderr

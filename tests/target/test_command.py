@@ -22,9 +22,7 @@ from batchtune.scenario.reader import format_scenario, parse_scenario, read_scen
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.choice import target_of
 from batchtune.target.command import CommandTarget, restored, small_environment
-from tests.server.server_process import free_ports, write_emulated
 from tests.target.stand_in_docker import StandInDocker
-from tests.target.stand_ins.kubectl import StandInKubectl
 from tests.target.triton.fake_triton import FakeTriton
 from tests.waiting import wait_until
 
@@ -298,56 +296,55 @@ def test_words_that_do_not_go_together_are_refused(target: str, words: str) -> N
     assert f"<string>:2: {words}" in raised.value.message
 
 
-def test_a_deployment_is_rolled_out_and_gets_its_own_manifest_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bundled example, with a stand-in for kubectl that starts the bundled server for each rollout."""
-    ports = free_ports(2)
-    kubectl = StandInKubectl(tmp_path, write_emulated(tmp_path / "my_model", base_ms=1.0), ports)
-    monkeypatch.setenv("PATH", f"{kubectl.folder}{os.pathsep}{os.environ['PATH']}")
-    scenario = read_scenario(
-        SCENARIOS / "kubernetes-rollout.yaml",
-        overrides=[f"target.rest_url=http://127.0.0.1:{ports[1]}", f"target.grpc_url=127.0.0.1:{ports[0]}"],
-    )
-    target = target_of(scenario)
-    with target:
-        target.apply(
-            scenario.configuration({"max_batch_size": 8, "batch_timeout_micros": 0, "num_batch_threads": 1})
-        )
-        assert [tensor.name for tensor in target.signature("serving_default").inputs] == ["x"]
-        target.counters()
-        assert kubectl.server_words()[-3:-1] == [
-            "--enable_batching=true",
-            f"--batching_parameters_file={kubectl.mounted / 'batching_parameters.txt'}",
-        ]
-        assert kubectl.server_words()[-1] == "--grpc_max_threads=1000"
-        assert "max_batch_size { value: 8 }" in (kubectl.mounted / "batching_parameters.txt").read_text()
-    apply, *asked, replace = kubectl.command_lines
-    assert apply[:4] == ["apply", "--server-side", "--force-conflicts", "--field-manager=batchtune"]
-    assert asked[-1] == ["rollout", "status", "deployment/my-model", "--timeout=30s"]
-    assert replace == ["replace", "--filename=my_model.yaml"]
-    assert not kubectl.running()
+KUBECTL = """#!/bin/sh
+echo "$@" >> FOLDER/command_lines
+for word; do last=$word; done
+[ "$1" != apply ] || cp "${last#--filename=}" FOLDER/manifest
+"""
 
 
-def test_an_inference_service_gets_its_args_rewritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stand-in only keeps what it is given: no server runs."""
-    kubectl = StandInKubectl(tmp_path, None, [0, 0])
-    monkeypatch.setenv("PATH", f"{kubectl.folder}{os.pathsep}{os.environ['PATH']}")
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a kubectl in the PATH was given: `command_lines`, and the last `manifest` to apply. No server runs.
+
+    What only a cluster can show (pods side by side, field managers, a rollout that stalls) is not tested.
+    """
+    (tmp_path / "kubectl").write_text(KUBECTL.replace("FOLDER", str(tmp_path)))
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_deployment_is_rolled_out_and_gets_its_own_manifest_back(cluster: Path) -> None:
+    scenario = read_scenario(SCENARIOS / "kubernetes-rollout.yaml")
+    with target_of(scenario) as target:
+        target.apply(scenario.configuration({"max_batch_size": 8, "batch_timeout_micros": 0}))
+    config_map, deployment = yaml.safe_load_all((cluster / "manifest").read_text())
+    (file,) = config_map["data"]
+    assert "max_batch_size { value: 8 }" in config_map["data"][file]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    path = f"/batchtune/{file}"
+    flags = ["--enable_batching=true", f"--batching_parameters_file={path}", "--grpc_max_threads=1000"]
+    assert container["args"] == flags
+    apply, *_, asked, replace = (cluster / "command_lines").read_text().splitlines()
+    assert apply.startswith("apply --server-side --force-conflicts --field-manager=batchtune --filename=")
+    assert asked == "rollout status deployment/my-model --timeout=30s"
+    assert replace == "replace --filename=my_model.yaml"
+
+
+def test_an_inference_service_gets_its_args_rewritten(cluster: Path) -> None:
     scenario = read_scenario(SCENARIOS / "kserve-inferenceservice.yaml")
     labels = []
     with target_of(scenario) as target:
         for size in (8, 16):
             target.apply(scenario.configuration({"max_batch_size": size}))
-            *_, service = yaml.safe_load_all(kubectl.manifest())
+            *_, service = yaml.safe_load_all((cluster / "manifest").read_text())
             labels.append(service["metadata"]["labels"]["batchtune"])
             assert service["spec"]["predictor"]["model"]["args"][0] == "--enable_batching=true"
-            assert service["metadata"]["name"] == scenario.target.model, (
-                "KServe serves the model by that name"
-            )
-    waits = [words for words in kubectl.command_lines if words[0] == "wait"]
-    assert [words[2].rpartition("=")[2] for words in waits] == labels
+            assert service["metadata"]["name"] == scenario.target.model  # KServe serves it by that name
+    lines = (cluster / "command_lines").read_text().splitlines()
+    digests = [line.split()[2].rpartition("=")[2] for line in lines if line.startswith("wait ")]
+    assert digests == labels
     assert len(set(labels)) == 2
 
 

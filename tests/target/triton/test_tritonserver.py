@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from batchtune.archive.run import Run, open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton import TritonTarget
-from tests.cli.test_cli import batchtune, start, swept
+from tests.cli.test_cli import batchtune, swept
 from tests.target.triton.triton_server import (
     NEEDS_TRITON,
     PACKAGES,
@@ -22,7 +21,6 @@ from tests.target.triton.triton_server import (
     executable,
     write_models,
 )
-from tests.waiting import wait_until
 
 pytestmark = NEEDS_TRITON
 
@@ -140,19 +138,6 @@ def check_config_pbtxt(server: TritonServer, run: Run, before: dict[str, Any]) -
     assert differing == {"max_batch_size", "dynamic_batching"}
     assert deployed["parameters"] == {"note": {"string_value": "mine"}}
     assert deployed["dynamic_batching"]["preserve_ordering"] is True
-
-
-def test_a_sweep_that_was_killed_is_put_back_by_restore(server: TritonServer, tmp_path: Path) -> None:
-    before = config_of(server)
-    sweep = start("sweep", attached_scenario(tmp_path, server), cwd=tmp_path)
-    wait_until(lambda: config_of(server) != before, limit_s=60)
-    sweep.send_signal(signal.SIGKILL)
-    sweep.communicate()
-    (run,) = (tmp_path / "results" / "triton").iterdir()
-    done = batchtune("restore", run, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert config_of(server) == before
-    assert "nothing to do" in batchtune("restore", run, cwd=tmp_path).stderr
 
 
 def test_a_launched_server_is_swept_to_the_best_of_its_model(tmp_path: Path) -> None:

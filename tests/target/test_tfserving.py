@@ -357,8 +357,11 @@ def test_a_slow_start_is_waited_for_and_there_are_threads_for_every_client(
     [
         ("garbage answers", "are none: the answer does not decode"),
         ("503 answers", "no request was answered: "),
-        ("hanging answers", "no request was answered: "),
-        ("dies", "the server exited with 139; its last words:\n  loading the model\n  Segmentation fault"),
+        ("hang answers", "no request was answered: "),
+        (
+            "die answers",
+            "the server exited with 139; its last words:\n  loading the model\n  Segmentation fault",
+        ),
     ],
 )
 def test_a_server_that_is_ready_and_then_not_fails_its_trial_alone(

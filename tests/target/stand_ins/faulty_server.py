@@ -16,63 +16,51 @@ SIGNATURE = {"method_name": "tensorflow/serving/predict", "inputs": {"x": TENSOR
 METADATA = {"metadata": {"signature_def": {"signature_def": {"serving_default": SIGNATURE}}}}
 
 SCRIPT = """#!PYTHON -SE
-import json, os, pathlib, socket, sys, threading, time
+import json, os, pathlib, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 folder = pathlib.Path("FOLDER")
 STATUS, METADATA = json.loads(r'''DOCUMENTS''')
 with (folder / "server_lines").open("a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
-fault = folder / "fault"
-kind = fault.read_text() if fault.exists() else ""
+kind = (folder / "fault").read_text() if (folder / "fault").exists() else ""
 print("loading the model", flush=True)
 if kind.startswith("exit: "):
     sys.exit(kind.removeprefix("exit: "))
 if kind == "slow":
     time.sleep(0.15)
-flags = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:])
-listener = socket.create_server(("127.0.0.1", int(flags["rest_api_port"])), backlog=128)
+FAULTS = {"503": (503, {"error": "overloaded"}), "garbage": (200, "<html>welcome</html>")}
 
 
-def body_of(path):
-    if kind == "503":
-        return 503, b'{"error": "overloaded"}'
-    if kind == "garbage" or (kind == "garbage answers" and path.endswith(":predict")):
-        return 200, b"<html>welcome</html>"
-    if kind == "503 answers" and path.endswith(":predict"):
-        return 503, b'{"error": "Servable not found for request"}'
-    if path.endswith(":predict"):
-        return 200, b'{"predictions": [[1.0, 2.0]]}'
-    if path.endswith("/metadata"):
-        return 200, json.dumps(METADATA).encode()
-    if path.startswith("/monitoring"):
-        return 200, b""
-    return 200, json.dumps(STATUS).encode()
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
 
-
-def serve(connection):
-    rest = b""
-    while True:
-        while b"\\r\\n\\r\\n" not in rest:
-            more = connection.recv(65536)
-            if not more:
-                return
-            rest += more
-        head, _, rest = rest.partition(b"\\r\\n\\r\\n")
-        path = head.split()[1].decode()
-        length = next((int(line.split(b":")[1]) for line in head.lower().split(b"\\r\\n") if line.startswith(b"content-length")), 0)
-        while len(rest) < length:
-            rest += connection.recv(65536)
-        rest = rest[length:]
-        if kind == "hang" or (kind == "hanging answers" and path.endswith(":predict")):
+    def do_GET(self):
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        asked = self.path.endswith(":predict")
+        fault = kind.removesuffix(" answers") if asked or not kind.endswith(" answers") else ""
+        if fault == "hang":
             time.sleep(60)
-        if kind == "dies" and path.endswith(":predict"):
+        if fault == "die":
             print("Segmentation fault", flush=True)
             os._exit(139)
-        status, body = body_of(path)
-        connection.sendall(b"HTTP/1.1 %d X\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n%s" % (status, len(body), body))
+        page = {"predictions": [[1.0, 2.0]]} if asked else METADATA if "/metadata" in self.path else STATUS
+        status, page = FAULTS.get(fault, (200, "" if "/monitoring" in self.path else page))
+        body = (page if isinstance(page, str) else json.dumps(page)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *words):
+        pass
 
 
-while True:
-    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+flags = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:])
+ThreadingHTTPServer.request_queue_size = 128
+ThreadingHTTPServer(("127.0.0.1", int(flags["rest_api_port"])), Handler).serve_forever()
 """
 
 

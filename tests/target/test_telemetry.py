@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchtune.measure.measurement import padding_per_element
@@ -137,6 +137,7 @@ def test_a_server_that_tells_nothing_gives_nothing() -> None:
 
 
 @given(st.text())
+@example("rows 1.2.3")
 def test_any_page_at_all_is_read_without_failing(page: str) -> None:
     parse_prometheus(page)
 

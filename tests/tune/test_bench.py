@@ -275,6 +275,27 @@ def test_one_that_answers_nothing_under_one_configuration_or_is_launched_again_i
     assert target.applied == [NO_BATCHING, BATCHED]
 
 
+@pytest.mark.parametrize(
+    ("found", "failure"),
+    [(["size 3", ""], None), (["size 3"] * 2, "somebody else set size 3 under its load, twice")],
+)
+def test_a_trial_under_which_somebody_changed_the_parameters_runs_again(found, failure, monkeypatch):
+    """What is measured under parameters of somebody else is of no configuration."""
+    target, changes = FakeTarget(FakeClock()), iter(found)
+    bench = bench_of(running(http_scenario()), target)
+    monkeypatch.setattr(bench, "_foreign_change", lambda: next(changes))
+    trial = bench.run(planned(BATCHED)).trial
+    assert (trial.failure, trial.measurement is None) == (failure, failure is not None)
+    assert target.applied == [BATCHED, BATCHED]
+
+
+def test_a_running_server_that_ended_under_a_trial_is_waited_for_as_it_answered_last():
+    target = FakeTarget(FakeClock(), dies_under=lambda one: one == BATCHED)
+    bench = bench_of(running(http_scenario()), target)
+    states = [bench.run(planned(one)).trial.state for one in (NO_BATCHING, BATCHED)]
+    assert (states, target.applied) == (["complete", "failed"], [NO_BATCHING, BATCHED, NO_BATCHING])
+
+
 def test_a_server_of_kind_http_that_counts_nothing_needs_target_metrics_and_not_a_flag_of_tf_serving():
     trial, _, _ = run(http_scenario())
     assert codes(trial) & {"no_target_metrics", "no_server_counters"} == {"no_target_metrics"}

@@ -8,6 +8,7 @@ import re
 from contextlib import redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usual_bottleneck
 from batchtune.tune.trials.trial import Trial
 from tests.report.pages import Terminal, load_trial, rising_rates
-from tests.tune.answer.ledgers import STREAMED, streamed_ledger
+from tests.tune.answer.ledgers import BATCH_14, STREAMED, streamed_ledger
 from tests.tune.tune_fakes import asked, planted, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
@@ -37,7 +38,6 @@ TOKENS = TokenFigures(
     output_per_s=Estimate(value=6e3, low=5e3, high=7e3),
     untold_ratio=0.0,
 )
-BATCH_14 = {"max_batch_size": 14, "batch_timeout_micros": 2000, "num_batch_threads": 1}
 SERVER = ServerActivity(
     duration_s=1.0,
     batches=164,
@@ -55,14 +55,9 @@ def point(clients: int, *caveats: Coded, verdict: str | None = "PASS", server=No
     )
     if failure is not None:
         return trial
-    measured = replace(
-        trial.measurement,
-        concurrency=None if rate else clients,
-        offered_rps=rate,
-        verdict=verdict,
-        caveats=caveats,
-    )
-    return replace(trial, measurement=measured, concurrency=None if rate else clients, rate_rps=rate)
+    concurrency = None if rate else clients
+    trial = changed(trial, concurrency=concurrency, offered_rps=rate, verdict=verdict, caveats=caveats)
+    return replace(trial, concurrency=concurrency, rate_rps=rate)
 
 
 def table(points) -> str:
@@ -74,6 +69,10 @@ def table(points) -> str:
 
 def said(points) -> str:
     return re.sub(r"\s+", " ", table(points))
+
+
+def changed(trial: Trial, **figures: Any) -> Trial:
+    return replace(trial, measurement=replace(trial.measurement, **figures))
 
 
 def row_of(text: str, head: str) -> str:
@@ -100,8 +99,7 @@ def test_a_bound_that_is_missing_marks_no_figure_that_has_one():
     open_ended = point(8, few)
     latency_s = open_ended.measurement.latency_s
     unbounded = {**latency_s, "p99": replace(latency_s["p99"], high=math.inf)}
-    open_ended = replace(open_ended, measurement=replace(open_ended.measurement, latency_s=unbounded))
-    row = row_of(table([point(4), open_ended]), "8")
+    row = row_of(table([point(4), changed(open_ended, latency_s=unbounded)]), "8")
     assert row.count("(a)") == 1
     assert "[≥ 12.9] (a)" in row
     assert row_of(table([point(4), point(8, few)]), "8").split()[:2] == ["8", "(a)"]
@@ -123,22 +121,23 @@ def test_each_caveat_is_told_once_with_whom_it_concerns_and_the_same_advice_once
 def test_every_point_says_what_limits_it_and_each_limit_has_one_advice():
     text = said([point(4), point(8, server=SERVER), point(16, server=SERVER)])
     assert "Bottleneck (clients 4): not known" in text
-    assert (
-        "Bottleneck (clients 8, 16): the device; at 16 clients, batch threads execute 98.4 % of the time. Use a faster device"
-        in text
+    limits = (
+        "Bottleneck (clients 8, 16): the device; at 16 clients, batch threads execute 98.4 % of the time. Use"
     )
+    assert f"{limits} a faster device" in text
     assert row_of(table([point(8, server=SERVER)]), "8").split()[-1] == "device"
     assert "Bottleneck: the device" in said([point(8, server=SERVER)])
 
 
 def test_a_rate_that_was_served_in_full_has_no_bottleneck_and_says_what_is_busy():
-    text = said(rising_rates())
+    """Where every rate was, the advice is a higher one."""
     assert row_of(table(rising_rates()), "500").split()[-1] == "none"
     assert (
         "Bottleneck (rate 500, 1,000): none; at rate 1,000, the server met the offered rate; meanwhile batch threads "
         "execute 97.1 % of the time. Bottleneck (rate 1,500): the device; batch threads execute 97.1 % of the time. "
-        "Use a faster device" in text
+        "Use a faster device" in said(rising_rates())
     )
+    assert "execute 97.1 % of the time. Raise the rate to find what limits it." in said(rising_rates()[:2])
 
 
 @pytest.mark.parametrize("loop", [{"rate": 500.0}, {"clients": 8}])
@@ -147,8 +146,7 @@ def test_a_load_that_misses_the_slo_on_an_idle_server_is_not_advised_to_rise(loo
     """Whether or not the server tells anything of itself."""
     late = load_trial(1, **loop, throughput=499.0, p95_s=0.4, verdict="FAIL")
     idle = replace(late.measurement.server, execution_s_by_rows={}) if known else None
-    late = replace(late, measurement=replace(late.measurement, server=idle))
-    text = said([late])
+    text = said([changed(late, server=idle)])
     assert f"Bottleneck: {'none' if known else 'not known'}; " in text
     assert "Lower the load until the SLO is met" in text
     for wrong in ("capacity left", "Raise the rate", "more clients"):
@@ -156,19 +154,12 @@ def test_a_load_that_misses_the_slo_on_an_idle_server_is_not_advised_to_rise(loo
 
 
 def test_beside_a_rate_that_misses_the_slo_none_is_advised_to_rise():
-    kept, late = (
-        load_trial(at, rate=500.0 * at, throughput=500.0 * at, verdict=verdict)
-        for at, verdict in ((1, "PASS"), (2, "FAIL"))
-    )
+    kept, late = (load_trial(at, rate=500.0 * at, throughput=500.0 * at) for at in (1, 2))
     idle = replace(kept.measurement.server, execution_s_by_rows={})
-    text = said([replace(each, measurement=replace(each.measurement, server=idle)) for each in (kept, late)])
+    text = said([changed(kept, server=idle), changed(late, server=idle, verdict="FAIL")])
     assert "Bottleneck (rate 500): none; the server met the offered rate and had capacity left." in text
     assert "Lower the load until the SLO is met" in text
     assert "Raise the rate" not in text
-
-
-def test_where_every_rate_was_served_the_advice_is_a_higher_one():
-    assert "execute 97.1 % of the time. Raise the rate to find what limits it." in said(rising_rates()[:2])
 
 
 @pytest.mark.parametrize("verdict", ["FAIL", "UNSURE"])
@@ -179,9 +170,7 @@ def test_a_rate_that_is_answered_but_misses_the_slo_has_a_bottleneck(verdict):
 
 def test_rates_name_the_points_of_an_open_loop_and_two_alike_stay_apart():
     text = table([point(4, rate=50.0), point(8, rate=50.0), point(16, rate=1234.0)])
-    assert row_of(text, "50 ")
-    assert row_of(text, "50'")
-    assert row_of(text, "1,234")
+    assert all(row_of(text, head) for head in ("50 ", "50'", "1,234"))
     assert "offered /s" in text
 
 
@@ -214,51 +203,58 @@ def test_the_verdict_says_who_spoilt_a_point_and_without_one_the_bottleneck(verd
     assert spoilt_by(point(4, *caveats, verdict=verdict)) == spoiler
 
 
-def test_a_load_is_void_only_when_every_point_measured_is():
-    good, client, host = point(4), point(8, BUSY, verdict="INVALID"), point(16, STEAL, verdict="NOISY")
-    failed = point(32, failure="no")
-    assert spoilt_message([client]) == (
-        "no point is a measurement of the server: the load generator was the limit"
-    )
-    assert spoilt_message([host]) == "no point is a measurement of the server: the host was noisy"
-    assert spoilt_message([client, host, failed]) is not None
-    assert spoilt_message([good, client, host]) is None
-    assert spoilt_message([failed]) is None
-    assert spoilt_message([]) is None
+GOOD, CLIENT, HOST = point(4), point(8, BUSY, verdict="INVALID"), point(16, STEAL, verdict="NOISY")
+FAILED = point(32, failure="no")
+CLIENTS_FAULT = "no point is a measurement of the server: the load generator was the limit"
+HOSTS_FAULT = "no point is a measurement of the server: the host was noisy"
 
 
-def test_void_points_are_named_below_the_table():
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([CLIENT], CLIENTS_FAULT),
+        ([HOST], HOSTS_FAULT),
+        ([CLIENT, HOST, FAILED], CLIENTS_FAULT),
+        ([GOOD, CLIENT, HOST], None),
+        ([FAILED], None),
+        ([], None),
+    ],
+)
+def test_a_load_is_void_only_when_every_point_measured_is(points, message):
+    assert spoilt_message(points) == message
+
+
+def test_void_points_are_named_below_the_table_and_who_spoilt_one_is_not_its_bottleneck_once_more():
     text = said([point(4), point(8, BUSY, verdict="INVALID"), point(16, STEAL, verdict="NOISY")])
     assert "INVALID: the load generator was the limit here, not the server (clients 8)." in text
     assert "NOISY: the host was disturbed, also when the point was repeated (clients 16)." in text
-    assert "INVALID" not in said([point(4, LATE)])
-
-
-def test_who_spoilt_a_point_is_not_its_bottleneck_once_more():
-    text = said([point(4), point(8, BUSY, verdict="INVALID")])
     assert "Bottleneck (clients 4): not known" in text
     assert "the load generator; the client used" not in text
     assert text.count(text_of(BUSY)) == 1
+    assert "INVALID" not in said([point(4, LATE)])
 
 
 def test_json_has_the_bottleneck_and_the_spoiler_of_every_point():
     points = [point(8, server=SERVER), point(16, BUSY, verdict="INVALID"), point(32, failure="no")]
-    document = json.loads(json.dumps(points_dict(points), allow_nan=False))
-    first, second, third = document["points"]
+    first, second, third = json.loads(json.dumps(points_dict(points), allow_nan=False))["points"]
     assert first["bottleneck"]["kind"] == "device"
     assert first["bottleneck"]["evidence"]["thread_busy_ratio"] == pytest.approx(164 * 0.006)
     assert first["bottleneck"]["advice"]
-    assert (first["spoilt_by"], second["spoilt_by"]) == (None, "client")
-    assert third["bottleneck"] is None
+    assert (first["spoilt_by"], second["spoilt_by"], third["bottleneck"]) == (None, "client", None)
 
 
-def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it():
-    assert trial_line(point(8, server=SERVER)).endswith("mean batch 13.6 rows, limited by device")
-    assert trial_line(point(8, server=SERVER), head="8 clients").startswith("8 clients: ")
-    noisy = trial_line(point(8, STEAL, server=SERVER))
-    assert noisy.endswith(f"limited by device, {text_of(STEAL)}")
+@pytest.mark.parametrize(
+    ("trial", "end"),
+    [
+        (point(8, server=SERVER), "mean batch 13.6 rows, limited by device"),
+        (point(8, STEAL, server=SERVER), f"limited by device, {text_of(STEAL)}"),
+        (point(8, BUSY), text_of(BUSY)),
+    ],
+)
+def test_a_trial_of_a_sweep_says_in_its_line_what_limits_it(trial, end):
+    assert trial_line(trial).endswith(end)
+    assert trial_line(trial, head="8 clients").startswith("8 clients: ")
     assert "limited" not in trial_line(point(8))
-    assert trial_line(point(8, BUSY)).endswith(text_of(BUSY))
 
 
 def test_marks_stand_in_the_order_of_the_list_below():
@@ -292,15 +288,9 @@ def test_the_servers_flags_tell_which_threads_limit_it():
     """1600 requests/s of 1 ms each take 1.6 of the 2 threads; 19 of 20 ms pass before a request has one."""
     flags = {"processes_per_replica": 2, "threads_per_process": 1}
     scenario = scenario_of(target={"model": "fake", "flags": flags})
-    slow = replace(
-        SERVER,
-        mean_batch_rows=2.0,
-        execution_s_by_rows={2: 0.001},
-        batches_by_rows={2: 100},
-        queue_wait_mean_s=0.0,
-    )
-    trial = point(16, server=slow)
-    limited = replace(trial, measurement=replace(trial.measurement, latency_mean_s=0.020))
+    twos = {"mean_batch_rows": 2.0, "execution_s_by_rows": {2: 0.001}, "batches_by_rows": {2: 100}}
+    slow = replace(SERVER, queue_wait_mean_s=0.0, **twos)
+    limited = changed(point(16, server=slow), latency_mean_s=0.020)
     (found,) = points_dict([limited], scenario=scenario)["points"]
     assert found["bottleneck"]["kind"] == "server_threads"
     (unknown,) = points_dict([limited])["points"]
@@ -331,9 +321,9 @@ def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_eit
 
 def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(capsys):
     (trial, *_) = streamed_ledger()
-    trial = replace(trial, measurement=replace(trial.measurement, tokens=TOKENS))
+    trial = changed(trial, tokens=TOKENS)
     missed = {**trial.measurement.latency_s, "goodput": Estimate(value=0.25, low=0.2, high=0.3)}
-    limited = replace(trial, measurement=replace(trial.measurement, latency_s=missed))
+    limited = changed(trial, latency_s=missed)
     unlimited = STREAMED.model_copy(update={"slo": SloSpec()})
     print_points([limited], scenario=STREAMED)
     assert {"goodput", "75", "%"} <= {*capsys.readouterr().out.split()}
@@ -342,16 +332,16 @@ def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(cap
     print_points([trial], scenario=unlimited)
     assert "goodput" not in capsys.readouterr().out
     scenario = STREAMED.model_copy(update={"slo": STREAMED.slo.model_copy(update={"goodput": 0.9})})
-    judged = replace(limited.measurement, verdict="FAIL", verdict_reason=Coded("text", {"text": "too slow"}))
-    assert _exit_code([replace(limited, measurement=judged)], scenario) == 3
+    judged = changed(limited, verdict="FAIL", verdict_reason=Coded("text", {"text": "too slow"}))
+    assert _exit_code([judged], scenario) == 3
     said = "the SLO is missed: too slow; goodput is 75 %, and the SLO says goodput ≥ 90 %"
     assert said in capsys.readouterr().err
 
 
 def test_a_caveat_of_columns_that_a_table_of_streams_lacks_is_marked_at_the_load(capsys):
     (trial, *_) = streamed_ledger()
-    measured = replace(trial.measurement, caveats=(caveat("no_target_metrics"), STEAL), tokens=TOKENS)
-    print_points([replace(trial, measurement=measured)], scenario=STREAMED)
+    caveats = (caveat("no_target_metrics"), STEAL)
+    print_points([changed(trial, caveats=caveats, tokens=TOKENS)], scenario=STREAMED)
     text = capsys.readouterr().out
     (row,) = (line for line in text.splitlines() if line.startswith("100"))
     assert row.startswith("100 (a, b)")
@@ -426,7 +416,7 @@ def test_what_the_others_cost_a_model_is_told(p95_s: float, words: str):
     slow = point(4, verdict="FAIL", rate=30.0)
     low, high = (p95_s, p95_s) if math.isinf(p95_s) else (0.029, 0.031)
     latency_s = {**slow.measurement.latency_s, "p95": Estimate(value=p95_s, low=low, high=high)}
-    slow = replace(slow, measurement=replace(slow.measurement, latency_s=latency_s))
+    slow = changed(slow, latency_s=latency_s)
     text = said([loaded({"reader": slow}), loaded({"reader": point(8, rate=30.0)}, "reader")])
     assert f"reader: p95 {words}" in text
 
@@ -444,8 +434,7 @@ def test_a_document_of_several_models_has_each_beside_the_others_and_alone():
 @pytest.mark.parametrize(("error_ratio", "is_shown"), [(0.0, False), (0.468, True)])
 def test_errors_are_shown_on_narrow_terminals_where_there_are_any(monkeypatch, error_ratio, is_shown):
     monkeypatch.setenv("COLUMNS", "60")
-    failing = point(8, server=SERVER)
-    failing = replace(failing, measurement=replace(failing.measurement, error_ratio=error_ratio))
+    failing = changed(point(8, server=SERVER), error_ratio=error_ratio)
     text = said([point(4, server=SERVER), failing])
     assert ("46.8 %" in text.partition("Columns that do not fit")[0]) is is_shown
     assert ("errors" in text.partition("Columns that do not fit")[2].partition(";")[0]) is not is_shown

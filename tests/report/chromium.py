@@ -6,51 +6,42 @@ import base64
 import json
 import os
 import shutil
-import socket
-import struct
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, BinaryIO
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 PATIENCE_S = 60.0
+WINDOW = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe")
 
 
 class Page:
     """One page; `problems` are console errors and exceptions, `asked` the addresses that it loaded."""
 
-    def __init__(self, address: str) -> None:
-        parts = urlsplit(address)
-        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S)
-        key = base64.b64encode(os.urandom(16)).decode()
-        head = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        self._socket.sendall(f"{head}Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
-        self._file = self._socket.makefile("rb")
-        while self._file.readline() not in (b"\r\n", b""):
-            pass
+    def __init__(self, to: BinaryIO, answers: BinaryIO) -> None:
+        self._to, self._answers = to, answers
         self._number = 0
+        self._session: dict[str, str] = {}
         self.problems: list[str] = []
         self.asked: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = {"sessionId": session}
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
 
     def call(self, method: str, **parameters: Any) -> Any:
         """Send a command and wait for its answer; events that come meanwhile are noted."""
         self._number += 1
-        self._send(json.dumps({"id": self._number, "method": method, "params": parameters}).encode())
+        command = {"id": self._number, "method": method, "params": parameters, **self._session}
+        self._to.write(json.dumps(command).encode() + b"\0")
         while True:
-            message = json.loads(self._receive())
+            message = json.loads(self._received())
             if message.get("id") == self._number:
                 assert "error" not in message, message
                 return message["result"]
@@ -76,13 +67,8 @@ class Page:
 
     def resize(self, *, width: int, height: int) -> None:
         """The window; below 600 px that of a phone."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def waited(self, expression: str) -> Any:
         """The expression's value as soon as it is true, else what it is after three seconds."""
@@ -114,71 +100,35 @@ class Page:
         elif method == "Network.requestWillBeSent":
             self.asked.append(parameters["request"]["url"])
 
-    def _send(self, payload: bytes) -> None:
-        mask = os.urandom(4)
-        size = len(payload)
-        head = (
-            bytes([0x81, 0x80 | size]) if size < 126 else bytes([0x81, 0x80 | 126]) + struct.pack(">H", size)
-        )
-        self._socket.sendall(head + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload)))
-
-    def _receive(self) -> bytes:
-        """One text message, whole."""
-        whole = b""
-        while True:
-            first, second = self._file.read(2)
-            size = second & 0x7F
-            if size == 126:
-                (size,) = struct.unpack(">H", self._file.read(2))
-            elif size == 127:
-                (size,) = struct.unpack(">Q", self._file.read(8))
-            payload = self._file.read(size)
-            if first & 0x0F in (0, 1):
-                whole += payload
-                if first & 0x80:
-                    return whole
+    def _received(self) -> bytes:
+        """One message, whole; each ends with a zero byte."""
+        whole = bytearray()
+        while (byte := self._answers.read(1)) != b"\0":
+            assert byte, "chromium ended"
+            whole += byte
+        return bytes(whole)
 
 
 @contextmanager
 def chromium_page(profile: Path, *flags: str) -> Iterator[Page]:
-    """A new browser with one page; both are gone afterwards."""
+    """A new browser with one page, asked through its file descriptors 3 and 4; both are gone afterwards."""
     assert CHROMIUM is not None
+    browser = [CHROMIUM, *WINDOW, f"--user-data-dir={profile}", *flags]
+    (commands, to), (answers, back) = os.pipe(), os.pipe()
     process = subprocess.Popen(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--remote-debugging-port=0",
-            "--remote-allow-origins=*",
-            f"--user-data-dir={profile}",
-            *flags,
-            "about:blank",
-        ],
+        ["bash", "-c", f'exec "$@" 3<&{commands} 4>&{back}', "bash", *browser],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        pass_fds=(commands, back),
     )
+    os.close(commands)
+    os.close(back)
     try:
-        with closing(Page(_page_address(profile / "DevToolsActivePort", process))) as page:
-            yield page
+        with os.fdopen(to, "wb", buffering=0) as sent, os.fdopen(answers, "rb") as received:
+            yield Page(sent, received)
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE_S)
         process.kill()
         process.wait()
-
-
-def _page_address(file: Path, process: subprocess.Popen[bytes]) -> str:
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        assert process.poll() is None, "chromium ended"
-        with suppress(OSError, ValueError, StopIteration):
-            port = int(file.read_text().splitlines()[0])
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE_S) as answer:
-                return next(
-                    page["webSocketDebuggerUrl"] for page in json.load(answer) if page["type"] == "page"
-                )
-        time.sleep(0.05)
-    raise AssertionError("chromium did not start")

@@ -16,7 +16,7 @@ from batchtune.archive.run import CHECK, Run, create_run
 from batchtune.check.account import attribute
 from batchtune.check.gate import default_gates
 from batchtune.check.paired_check import judge_fixed, paired_figures
-from batchtune.load.samples import Samples, Status
+from batchtune.load.samples import Samples
 from batchtune.measure.caveats import caveat
 from batchtune.measure.quantiles import Estimate
 from batchtune.plain_values import Coded
@@ -30,6 +30,7 @@ from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.compare.blocks import Variant
 from batchtune.tune.trials.trial import Trial
 from tests.archive.test_table import of_three
+from tests.measure.measure_streams import make_samples
 from tests.tune.answer.ledgers import BATCH_14, SCENARIO, helping_ledger
 from tests.tune.tune_fakes import asked, planted
 
@@ -194,21 +195,7 @@ def rising_rates() -> list[Trial]:
 
 def latencies(latency_ms: Sequence[float]) -> Samples:
     """Good answers to requests that were due every millisecond."""
-    due_ns = np.arange(len(latency_ms)) * 1_000_000
-    done_ns = due_ns + np.round(np.array(latency_ms) * 1e6).astype(np.int64)
-    return Samples(
-        due_ns=due_ns,
-        sent_ns=due_ns,
-        first_byte_ns=done_ns,
-        done_ns=done_ns,
-        connection_wait_ns=np.zeros_like(due_ns),
-        status=np.full(len(due_ns), Status.OK, dtype=np.uint8),
-        rows=np.ones(len(due_ns), dtype=np.int32),
-        started_ns=0,
-        wall_s=1.0,
-        client_cpu_s=0.1,
-        client_cores=1,
-    )
+    return make_samples(np.arange(len(latency_ms)) / 1e3, np.array(latency_ms) / 1e3)
 
 
 def evil_page(root: Path) -> str:
@@ -227,10 +214,6 @@ def document_of(text: str) -> dict[str, object]:
     """What the page's script reads."""
     found = re.search(r'<script type="application/json" id="document">(.*?)</script>', text, re.DOTALL)
     return json.loads(found.group(1))
-
-
-def first_screen_of(text: str) -> str:
-    return text[: text.index('<section class="figure"')]
 
 
 def about(value: float, share: float) -> Estimate:

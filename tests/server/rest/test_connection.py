@@ -423,6 +423,14 @@ def test_silent_and_slow_clients_are_cut_off(sent: bytes, trickled: bytes, idle_
             assert client.recv(100).startswith(b"HTTP/1.1 503 " if sent else b"")
 
 
+def test_a_client_may_be_silent_for_a_while() -> None:
+    with running_rest(limits=RestLimits(idle_s=60)) as rest, rest.connect():
+        wait_until(lambda: len(rest.server.connections) == 1)
+        for _ in range(2):  # what the first closes is gone at the second
+            rest.thread.call(rest.server.sweep)
+            assert len(rest.server.connections) == 1
+
+
 def test_a_client_that_reads_no_answers_is_read_no_more_and_cut_off() -> None:
     body = json.dumps({"instances": [[0.1] * 1000] * 20}).encode()
     request = REQUEST.replace(b"length: 20", b"length: %d" % len(body)).partition(b"{")[0] + body

@@ -119,20 +119,17 @@ def test_runs_are_listed_newest_first_with_what_they_recommend(run):
     assert run.path.name in invoke("runs", "--results", str(run.path.parent))
 
 
+FLAGS = {"batching": None, "flags": [1]}
+
+
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"search": []},
-        {"configuration": "unknown"},
-        {"promises": [1]},
-        {"configuration": {"batching": "large"}},
-        {"configuration": {"batching": None, "flags": [1]}},
-    ],
+    ("key", "wrong"),
+    [("search", []), ("promises", [1]), *(("configuration", one) for one in ("x", {"batching": "x"}, FLAGS))],
 )
-def test_a_run_whose_recommendation_cannot_be_read_is_listed_with_its_error(run, wrong):
+def test_a_run_whose_recommendation_cannot_be_read_is_listed_with_its_error(run, key, wrong):
     run.write_recommendation(recommend(run.ledger(), scenario=SCENARIO))
     path = run.path / RECOMMENDATION
-    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: wrong}))
     (entry,) = runs_under(run.path.parents[1])
     assert entry.verdict.startswith("unreadable: ")
     assert "not a recommendation" in entry.verdict

@@ -59,21 +59,16 @@ def test_no_server_flag_is_taken_for_a_misspelt_parameter() -> None:
     assert not [flag for flag in SERVER_FLAGS.split() if misspelt_knob(flag) is not None]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("max_batchsize", "max_batch_size"),
-        ("max-batch-size", "max_batch_size"),
-        ("batch_timeout_micro", "batch_timeout_micros"),
-        ("num_batch_thread", "num_batch_threads"),
-        ("allowed_batch_size", "allowed_batch_sizes"),
-        ("Max_Batch_Size", "max_batch_size"),
-    ],
-)
-def test_a_misspelt_parameter_is_recognised(name: str, meant: str) -> None:
-    assert misspelt_knob(name) == meant
+@pytest.mark.parametrize("name", ["max_batchsize", "max-batch-size", "Max_Batch_Size"])
+def test_a_misspelt_parameter_is_recognised(name: str) -> None:
+    assert misspelt_knob(name) == "max_batch_size"
     assert misspelt_knob(f"--{name}") is None
-    assert misspelt_knob(meant) is None
+    assert misspelt_knob("max_batch_size") is None
+
+
+def test_each_parameter_with_a_missing_letter_is_recognised() -> None:
+    for meant in ("batch_timeout_micros", "num_batch_threads", "allowed_batch_sizes"):
+        assert (misspelt_knob(meant[:-1]), misspelt_knob(meant)) == (meant, None)
 
 
 def test_every_point_of_a_space_is_legal() -> None:

@@ -443,26 +443,23 @@ def test_a_place_that_nothing_holds_is_named_with_its_line(running: str, tmp_pat
     assert present(running) == ORIGINAL
 
 
-@pytest.mark.parametrize(
-    ("place", "why", "hint"),
-    [
-        ("extra.sise", "extra.sise: {path} has no such key", "did you mean 'extra.size'?"),
-        ("extr.size", "extr.size: {path} has no such key, and no object at 'extr'", "there are: extra.size"),
-    ],
-)
 def test_a_place_that_the_file_cannot_hold_is_refused_before_it_is_written(
-    running: str, tmp_path: Path, place: str, why: str, hint: str
+    running: str, tmp_path: Path
 ) -> None:
     """Of a server that runs and of one that is launched, which is not."""
     settings = tmp_path / "settings.json"
     settings.write_text(text := '{"extra": {"size": 3}}')
-    setting = {"file": {"path": str(settings), "change": {place: "{{size}}", "wait": "{{wait}}"}}}
     request = {"request": {"url": f"{running}/score", "body": {}}}
-    said = f"target.set.file.change: {why.format(path=settings)}"
-    attaching = scenario(url=f"{running}/score", launch=None, set=setting | request)
-    with CommandTarget(attaching.target) as target, pytest.raises(ScenarioError) as raised:
-        target.attach()
-    assert (raised.value.message, raised.value.hint) == (said, hint)
+    for place, why, hint in (
+        ("extr.size", "no such key, and no object at 'extr'", "there are: extra.size"),
+        ("extra.sise", "no such key", "did you mean 'extra.size'?"),
+    ):
+        setting = {"file": {"path": str(settings), "change": {place: "{{size}}", "wait": "{{wait}}"}}}
+        said = f"target.set.file.change: {place}: {settings} has {why}"
+        attaching = scenario(url=f"{running}/score", launch=None, set=setting | request)
+        with CommandTarget(attaching.target) as target, pytest.raises(ScenarioError) as raised:
+            target.attach()
+        assert (raised.value.message, raised.value.hint) == (said, hint)
     done = told("sweep", scenario(set=setting).document(), tmp_path)
     assert done.returncode == 2
     assert f": {said}\nhint: {hint}" in done.stderr

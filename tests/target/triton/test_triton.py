@@ -339,13 +339,11 @@ def test_a_backend_that_adds_batching_by_itself_is_told_with_what_to_do(server: 
 
 def test_settings_that_are_the_default_need_not_be_told_back(server: FakeTriton) -> None:
     flags = {"preserve_ordering": "false", "default_queue_policy.timeout_action": "REJECT"}
+    told = {**CONFIG, "max_batch_size": 4, "dynamic_batching": {"preferred_batch_size": [4]}}
     with attached(server) as target:
-        server.pages["/v2/models/m/config"] = (
-            200,
-            {**CONFIG, "max_batch_size": 4, "dynamic_batching": {"preferred_batch_size": [4]}},
-        )
+        server.pages[CONFIG_PAGE] = (200, told)
         target.apply(configured(4, **flags))
-        del server.pages["/v2/models/m/config"]
+        del server.pages[CONFIG_PAGE]
 
 
 def test_what_another_master_changed_meanwhile_is_applied_again(server: FakeTriton) -> None:

@@ -104,6 +104,11 @@ def test_a_config_pbtxt_reads_back(parameters: BatchingParameters, rows: int) ->
     assert file.knobs(on_triton=False, rows_per_request=rows)[0] == to_dict(parameters)
 
 
+def test_a_queue_longer_than_triton_can_say_is_its_longest() -> None:
+    parameters = BatchingParameters(max_batch_size=10_000, max_enqueued_batches=2**31 - 1)
+    assert f"max_queue_size: {2**32 - 1} " in format_triton(parameters)
+
+
 @pytest.mark.parametrize("policy", ["", "default_queue_policy { max_queue_size: 0 }"])
 def test_a_queue_without_limit_is_told_where_the_other_server_has_one(policy: str) -> None:
     file = parse_batching(f"max_batch_size: 8 dynamic_batching {{ {policy} }}", source="config.pbtxt")

@@ -200,6 +200,7 @@ def test_tuning_replaces_parameters_and_says_what_is_in_force(tuned: RunningRest
     assert asked("PUT", {"max_batch_size": 1}) == (400, {"error": "too small"})
     assert asked("PUT", []) == (400, {"error": "expected a JSON object of batching parameters"})
     assert asked("PUT", b"{")[0] == asked("POST", b"{}")[0] == 400
+    assert asked("PUT", b" " * 2**20 + b"{}") == (400, {"error": "batching parameters exceed 1048576 bytes"})
 
 
 @pytest.mark.parametrize(
@@ -233,6 +234,7 @@ def test_tuning_answers_this_machine_only(tuned: RunningRest, peer: str, status:
         ("host: [::1]:8501", 200),
         ("host: attacker.example", 403),
         ("host: 127.0.0.1.attacker.example:8501", 403),
+        ("host: localhost.attacker.example", 403),
         ("host: ", 403),
         ("host: localhost:x", 403),
         ("host: localhost\r\norigin: http://localhost:3000", 200),

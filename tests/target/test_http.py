@@ -25,7 +25,7 @@ from batchtune.scenario.reader import format_scenario, parse_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.scenario.spec.target import MetricsSpec, TargetSpec
 from batchtune.target import command, endpoint
-from batchtune.target.claim import foreign_parameters, state_folder
+from batchtune.target.claim import Claim, foreign_parameters, state_folder
 from batchtune.target.command import CommandTarget
 from batchtune.target.process import ServerProcess, free_port
 from batchtune.target.telemetry import (
@@ -610,6 +610,15 @@ def test_restore_knows_the_trial_of_a_later_sweep_of_the_same_original(running: 
 
 def entries() -> list[bytes]:
     return [content for path in state_folder().glob("*.json") if (content := path.read_bytes())]
+
+
+def test_a_server_has_one_record_by_either_name_of_its_host_and_one_cut_short_is_none() -> None:
+    claims = [Claim(f"http://{host}:1", "m") for host in ("localhost", "127.0.0.1")]
+    assert claims[0].path == claims[1].path
+    claims[0].path.parent.mkdir(parents=True, exist_ok=True)
+    claims[0].path.write_text('{"model": ')
+    assert claims[0].lock() is None
+    claims[0].release()
 
 
 def test_a_server_that_refused_every_change_is_not_said_to_be_changed(tmp_path: Path) -> None:

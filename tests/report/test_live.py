@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from batchtune.batching.parameters import BatchingParameters, Configuration
 from batchtune.measure.quantiles import Estimate
 from batchtune.report import live_view as live
 from batchtune.report.tables import span
-from batchtune.tune.bench import Bench, Plan
-from batchtune.tune.trials.trial import Trial, TrialRequest
+from batchtune.tune.trials.trial import Trial
 from tests.tune.answer.ledgers import streamed_ledger
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, Law, scenario_of
+from tests.tune.tune_fakes import asked, exactly, planted, remeasured, scenario_of
 
 
 @pytest.fixture
@@ -47,23 +44,11 @@ def test_a_quiet_view_says_nothing(clock: list[float], capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("", "")
 
 
-def trial(**asked: Any) -> Trial:
-    """Batches of 4 rows take 30 ms: 133 requests/s."""
-    clock = FakeClock()
-    target = FakeTarget(clock, Law(fixed_s=0.03, per_row_s=1e-6))
-    load = {"arrivals": "poisson", "rate": 50, "warm_up": "100ms", "duration": "1s"}
-    scenario = scenario_of(load=load, objective="latency") if "rate_rps" in asked else scenario_of()
-    bench = Bench(scenario, target, FakeFleet(target), on_live=lambda _plan, _live: None, now_s=clock)
-    plan = Plan(
-        number=7,
-        seed=1,
-        request=TrialRequest(
-            configuration=Configuration(batching=BatchingParameters(max_batch_size=4, num_batch_threads=1)),
-            reason="for the test",
-            **{"source": "sampler", **asked},
-        ),
-    )
-    return bench.run(plan).trial
+def trial(concurrency: int | None = None, rate_rps: float | None = None, source: str = "sampler") -> Trial:
+    batching = {"max_batch_size": 4, "num_batch_threads": 1}
+    load = {"concurrency": concurrency, "offered_rps": rate_rps}
+    made = planted(7, batching=batching, throughput=rate_rps or 133.0, p95_s=0.03, source=source, **load)
+    return asked(made, concurrency=concurrency, rate_rps=rate_rps)
 
 
 def test_every_line_says_under_which_load() -> None:
@@ -81,8 +66,7 @@ def test_of_streams_a_line_says_first_tokens_and_gaps() -> None:
 def test_a_miss_at_a_rate_names_the_rate() -> None:
     assert "misses the SLO at 120/s" in live.trial_line(replace(trial(rate_rps=120.0), feasible=False))
     slow = trial(rate_rps=120.0)
-    answered = replace(slow.measurement, throughput_rps=Estimate(value=80.0, low=80.0, high=80.0))
-    assert "did not keep up with the rate" in live.trial_line(replace(slow, measurement=answered))
+    assert "did not keep up with the rate" in live.trial_line(remeasured(slow, throughput_rps=exactly(80.0)))
     assert "keep up" not in live.trial_line(slow)
     closed = live.trial_line(replace(trial(concurrency=16), feasible=False))
     assert "misses the SLO" in closed
@@ -104,13 +88,8 @@ def test_a_scout_is_marked_and_misses_nothing() -> None:
 
 
 def test_a_slow_model_is_told_in_seconds() -> None:
-    slow = trial(concurrency=4)
-    assert slow.measurement is not None
-    latency = {
-        name: replace(one, value=2.5, low=2.4, high=2.6) for name, one in slow.measurement.latency_s.items()
-    }
-    line = live.trial_line(replace(slow, measurement=replace(slow.measurement, latency_s=latency)))
-    assert "p95 2.50 [2.40, 2.60] s" in line
+    slow = remeasured(trial(concurrency=4), latency_s={"p95": Estimate(value=2.5, low=2.4, high=2.6)})
+    assert "p95 2.50 [2.40, 2.60] s" in live.trial_line(slow)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import re
 from contextlib import redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ from batchtune.tune.evidence.best_point import spoilt_by, trial_bottleneck, usua
 from batchtune.tune.trials.trial import Trial
 from tests.report.pages import Terminal, load_trial, rising_rates
 from tests.tune.answer.ledgers import BATCH_14, STREAMED, streamed_ledger
-from tests.tune.tune_fakes import asked, planted, scenario_of
+from tests.tune.tune_fakes import asked, planted, remeasured, scenario_of
 
 BUSY = caveat("client_busy", cpu_ratio=0.95)
 LATE = caveat("client_late", lag_s=0.003)
@@ -56,7 +55,7 @@ def point(clients: int, *caveats: Coded, verdict: str | None = "PASS", server=No
     if failure is not None:
         return trial
     concurrency = None if rate else clients
-    trial = changed(trial, concurrency=concurrency, offered_rps=rate, verdict=verdict, caveats=caveats)
+    trial = remeasured(trial, concurrency=concurrency, offered_rps=rate, verdict=verdict, caveats=caveats)
     return replace(trial, concurrency=concurrency, rate_rps=rate)
 
 
@@ -69,10 +68,6 @@ def table(points) -> str:
 
 def said(points) -> str:
     return re.sub(r"\s+", " ", table(points))
-
-
-def changed(trial: Trial, **figures: Any) -> Trial:
-    return replace(trial, measurement=replace(trial.measurement, **figures))
 
 
 def row_of(text: str, head: str) -> str:
@@ -99,7 +94,7 @@ def test_a_bound_that_is_missing_marks_no_figure_that_has_one():
     open_ended = point(8, few)
     latency_s = open_ended.measurement.latency_s
     unbounded = {**latency_s, "p99": replace(latency_s["p99"], high=math.inf)}
-    row = row_of(table([point(4), changed(open_ended, latency_s=unbounded)]), "8")
+    row = row_of(table([point(4), remeasured(open_ended, latency_s=unbounded)]), "8")
     assert row.count("(a)") == 1
     assert "[≥ 12.9] (a)" in row
     assert row_of(table([point(4), point(8, few)]), "8").split()[:2] == ["8", "(a)"]
@@ -139,7 +134,7 @@ def test_a_load_that_misses_the_slo_on_an_idle_server_is_not_advised_to_rise(loo
     """Whether or not the server tells anything of itself."""
     late = load_trial(1, **loop, throughput=499.0, p95_s=0.4, verdict="FAIL")
     idle = replace(late.measurement.server, execution_s_by_rows={}) if known else None
-    text = said([changed(late, server=idle)])
+    text = said([remeasured(late, server=idle)])
     assert f"Bottleneck: {'none' if known else 'not known'}; " in text
     assert "Lower the load until the SLO is met" in text
     for wrong in ("capacity left", "Raise the rate", "more clients"):
@@ -149,7 +144,7 @@ def test_a_load_that_misses_the_slo_on_an_idle_server_is_not_advised_to_rise(loo
 def test_beside_a_rate_that_misses_the_slo_none_is_advised_to_rise():
     kept, late = (load_trial(at, rate=500.0 * at, throughput=500.0 * at) for at in (1, 2))
     idle = replace(kept.measurement.server, execution_s_by_rows={})
-    text = said([changed(kept, server=idle), changed(late, server=idle, verdict="FAIL")])
+    text = said([remeasured(kept, server=idle), remeasured(late, server=idle, verdict="FAIL")])
     assert "Bottleneck (rate 500): none; the server met the offered rate and had capacity left." in text
     assert "Lower the load until the SLO is met" in text
     assert "Raise the rate" not in text
@@ -283,7 +278,7 @@ def test_the_servers_flags_tell_which_threads_limit_it():
     scenario = scenario_of(target={"model": "fake", "flags": flags})
     twos = {"mean_batch_rows": 2.0, "execution_s_by_rows": {2: 0.001}, "batches_by_rows": {2: 100}}
     slow = replace(SERVER, queue_wait_mean_s=0.0, **twos)
-    limited = changed(point(16, server=slow), latency_mean_s=0.020)
+    limited = remeasured(point(16, server=slow), latency_mean_s=0.020)
     (found,) = points_dict([limited], scenario=scenario)["points"]
     assert found["bottleneck"]["kind"] == "server_threads"
     (unknown,) = points_dict([limited])["points"]
@@ -314,9 +309,9 @@ def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_eit
 
 def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(capsys):
     (trial, *_) = streamed_ledger()
-    trial = changed(trial, tokens=TOKENS)
+    trial = remeasured(trial, tokens=TOKENS)
     missed = {**trial.measurement.latency_s, "goodput": Estimate(value=0.25, low=0.2, high=0.3)}
-    limited = changed(trial, latency_s=missed)
+    limited = remeasured(trial, latency_s=missed)
     unlimited = STREAMED.model_copy(update={"slo": SloSpec()})
     print_points([limited], scenario=STREAMED)
     assert {"goodput", "75", "%"} <= {*capsys.readouterr().out.split()}
@@ -325,7 +320,7 @@ def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(cap
     print_points([trial], scenario=unlimited)
     assert "goodput" not in capsys.readouterr().out
     scenario = STREAMED.model_copy(update={"slo": STREAMED.slo.model_copy(update={"goodput": 0.9})})
-    judged = changed(limited, verdict="FAIL", verdict_reason=Coded("text", {"text": "too slow"}))
+    judged = remeasured(limited, verdict="FAIL", verdict_reason=Coded("text", {"text": "too slow"}))
     assert _exit_code([judged], scenario) == 3
     said = "the SLO is missed: too slow; goodput is 75 %, and the SLO says goodput ≥ 90 %"
     assert said in capsys.readouterr().err
@@ -334,7 +329,7 @@ def test_goodput_is_a_share_where_it_is_limited_and_absent_without_any_limit(cap
 def test_a_caveat_of_columns_that_a_table_of_streams_lacks_is_marked_at_the_load(capsys):
     (trial, *_) = streamed_ledger()
     caveats = (caveat("no_target_metrics"), STEAL)
-    print_points([changed(trial, caveats=caveats, tokens=TOKENS)], scenario=STREAMED)
+    print_points([remeasured(trial, caveats=caveats, tokens=TOKENS)], scenario=STREAMED)
     text = capsys.readouterr().out
     (row,) = (line for line in text.splitlines() if line.startswith("100"))
     assert row.startswith("100 (a, b)")
@@ -409,7 +404,7 @@ def test_what_the_others_cost_a_model_is_told(p95_s: float, words: str):
     slow = point(4, verdict="FAIL", rate=30.0)
     low, high = (p95_s, p95_s) if math.isinf(p95_s) else (0.029, 0.031)
     latency_s = {**slow.measurement.latency_s, "p95": Estimate(value=p95_s, low=low, high=high)}
-    slow = changed(slow, latency_s=latency_s)
+    slow = remeasured(slow, latency_s=latency_s)
     text = said([loaded({"reader": slow}), loaded({"reader": point(8, rate=30.0)}, "reader")])
     assert f"reader: p95 {words}" in text
 
@@ -427,7 +422,7 @@ def test_a_document_of_several_models_has_each_beside_the_others_and_alone():
 @pytest.mark.parametrize(("error_ratio", "is_shown"), [(0.0, False), (0.468, True)])
 def test_errors_are_shown_on_narrow_terminals_where_there_are_any(monkeypatch, error_ratio, is_shown):
     monkeypatch.setenv("COLUMNS", "60")
-    failing = changed(point(8, server=SERVER), error_ratio=error_ratio)
+    failing = remeasured(point(8, server=SERVER), error_ratio=error_ratio)
     text = said([point(4, server=SERVER), failing])
     assert ("46.8 %" in text.partition("Columns that do not fit")[0]) is is_shown
     assert ("errors" in text.partition("Columns that do not fit")[2].partition(";")[0]) is not is_shown

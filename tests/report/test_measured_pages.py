@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,6 @@ from batchtune.archive.run import SCENARIO as SCENARIO_FILE
 from batchtune.cli.commands.report import report_at_end, run_report, write_report
 from batchtune.errors import UsageError
 from batchtune.measure.measurement import TokenFigures
-from batchtune.measure.quantiles import Estimate
 from batchtune.report.comparison import _best
 from batchtune.report.findings import advice_of
 from batchtune.report.html.comparison_page import comparison_document, typical_run, variants_of
@@ -38,7 +38,7 @@ from tests.report.pages import (
     two_arms_run,
 )
 from tests.tune.answer.ledgers import SCENARIO
-from tests.tune.tune_fakes import planted
+from tests.tune.tune_fakes import exactly, planted, remeasured
 
 PAIR = ("without", "with")
 
@@ -55,6 +55,23 @@ def figure_of(section: Section) -> Figure:
 def told(document: Report) -> dict[str, str]:
     """Question -> headline and lines."""
     return {each.question: " | ".join([each.headline, *each.lines]) for each in document.answers}
+
+
+def factors_of(run: Run) -> Figure:
+    return figure_of(section_of(comparison_document(run), "factors"))
+
+
+def load_figure(run: Run) -> Figure:
+    return figure_of(section_of(load_document(run), "load"))
+
+
+def named_in(run: Run) -> list[str]:
+    return [row[0] for row in section_of(comparison_document(run), "figures").table.rows[1:]]
+
+
+@pytest.fixture
+def rising(tmp_path: Path) -> Run:
+    return loaded_run(tmp_path, rising_rates())
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +92,6 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_comparison_answers_on_its_first_screen(pair):
     answers = told(comparison_document(pair))
-    assert list(answers) == [
-        "Does batching help?",
-        "By how much?",
-        "How confident is this?",
-        "What limits it?",
-    ]
     assert answers["Does batching help?"].startswith("Yes | ")
     assert re.match(r"×1\.[45]\d* throughput \| ×1\.[45]\d* \[", answers["By how much?"])
     assert answers["How confident is this?"].startswith("A measurable difference | 7 blocks")
@@ -101,7 +112,7 @@ def test_nothing_is_called_best_where_no_pair_says_anything(pair):
 
 def test_the_factors_are_those_of_the_comparison_and_the_line_stands_at_no_change(compared):
     said = json.loads((compared.path / COMPARISON).read_text())
-    figure = figure_of(section_of(comparison_document(compared), "factors"))
+    figure = factors_of(compared)
     drawn = {
         name: (value, trace["name"])
         for trace in figure.data
@@ -109,18 +120,16 @@ def test_the_factors_are_those_of_the_comparison_and_the_line_stands_at_no_chang
         for name, value in zip(trace["y"], trace["x"], strict=True)
     }
     for each in said["pairs"]:
-        value, words = drawn[f"{each['variant']}<br>over {each['baseline']}"]
-        assert value == pytest.approx(each["ratio"]["value"], rel=1e-4)
-        assert words == (
-            "a measurable difference" if each["outcome"] == "different" else "no measurable difference"
-        )
+        words = f"{'a' if each['outcome'] == 'different' else 'no'} measurable difference"
+        value = pytest.approx(each["ratio"]["value"], rel=1e-4)
+        assert drawn[f"{each['variant']}<br>over {each['baseline']}"] == (value, words)
     assert len(drawn) == len(said["pairs"]) + 2  # gRPC's batched variants, each over its own without
     assert [shape["x0"] for shape in figure.layout["shapes"]] == [1, 1]
 
 
 def test_an_interval_that_needs_more_blocks_has_no_bar_and_does_not_tell_apart(tmp_path):
     run = two_arms_run(tmp_path, PAIR, blocks=2, gain=3.0, kind="compare")
-    (trace, _) = figure_of(section_of(comparison_document(run), "factors")).data
+    (trace, _) = factors_of(run).data
     assert trace["name"] == "no measurable difference"
     assert trace["error_x"]["array"] == trace["error_x"]["arrayminus"] == [0.0]
     assert "An interval needs 6 blocks." in told(comparison_document(run))["How confident is this?"]
@@ -146,9 +155,7 @@ def test_each_block_shows_the_run_that_counts_and_its_point_leads_to_that_trial(
 def test_the_baseline_that_was_asked_for_stays_the_baseline(pair, tmp_path):
     run = two_arms_run(tmp_path, PAIR, blocks=6, gain=1.5, kind="compare")
     run.write_comparison({"variants": [{"name": "with"}, {"name": "without"}]})
-    names = [row[0] for row in section_of(comparison_document(run), "figures").table.rows[1:]]
-    assert names == ["with", "without"]
-    assert [row[0] for row in section_of(comparison_document(pair), "figures").table.rows[1:]] == list(PAIR)
+    assert (named_in(run), named_in(pair)) == (["with", "without"], ["without", "with"])
 
 
 def test_an_interrupted_comparison_says_at_each_figure_what_is_missing(tmp_path):
@@ -195,79 +202,57 @@ def test_names_of_variants_are_escaped(tmp_path):
         assert "<script" not in json.dumps(figure)
 
 
-def test_points_that_do_not_count_stand_beside_the_line_under_a_name_of_their_own(tmp_path):
-    figure = figure_of(section_of(load_document(loaded_run(tmp_path, rising_rates())), "load"))
-    by_name = {
-        trace["name"]: trace for trace in figure.data if trace.get("name") and trace["mode"] == "markers"
-    }
-    assert by_name["best"]["x"] == [1000.0]
-    assert by_name["misses the SLO"]["x"] == [1500.0]
-    assert by_name["invalid: client-limited"]["x"] == [2000.0]
-    lines = [
-        trace for trace in figure.data if trace["mode"] == "lines" and trace["line"]["color"] == "@chosen"
-    ]
-    assert [line["x"] for line in lines] == [[500.0, 1000.0, 1500.0]] * 2
+def test_points_that_do_not_count_stand_beside_the_line_under_a_name_of_their_own(rising):
+    figure = load_figure(rising)
+    apart = {trace.get("name"): trace["x"] for trace in figure.data if trace["mode"] == "markers"}
+    for name, rate in (("best", 1000.0), ("misses the SLO", 1500.0), ("invalid: client-limited", 2000.0)):
+        assert apart[name] == [rate]
+    lines = [trace for trace in figure.data if trace["mode"] == "lines"]
+    chosen = [line["x"] for line in lines if line["line"]["color"] == "@chosen"]
+    assert chosen == [[500.0, 1000.0, 1500.0]] * 2
     (shape,) = figure.layout["shapes"]
     assert (shape["yref"], shape["y0"]) == ("y2", pytest.approx(50.0))
 
 
 def test_the_quantile_that_the_slo_limits_is_the_one_drawn(tmp_path):
-    run = loaded_run(tmp_path, rising_rates(), slo=SloSpec(p99="80ms"))
-    layout = figure_of(section_of(load_document(run), "load")).layout
+    layout = load_figure(loaded_run(tmp_path, rising_rates(), slo=SloSpec(p99="80ms"))).layout
     assert layout["yaxis2"]["title"]["text"] == "p99, ms"
     assert [shape["y0"] for shape in layout["shapes"]] == [pytest.approx(80.0)]
 
 
-def test_the_best_point_is_marked_in_the_table_and_a_click_leads_to_its_trial(tmp_path):
-    document = load_document(loaded_run(tmp_path, rising_rates()))
+def test_the_best_point_is_marked_in_the_table_and_a_click_leads_to_its_trial(rising):
+    document = load_document(rising)
     table = section_of(document, "figures").table
     assert table.rows[1:][table.marked][0] == "1,000"
-    best = next(
-        trace for trace in figure_of(section_of(document, "load")).data if trace.get("name") == "best"
-    )
+    best = next(trace for trace in load_figure(rising).data if trace.get("name") == "best")
     (place,) = best["customdata"]
     assert document.trials.details[place][0] == "Trial 2: 1,000 requests/s"
 
 
 def test_a_load_of_which_no_point_counts_says_whose_fault_and_what_now(tmp_path):
-    trials = [
-        load_trial(at, clients=at, throughput=10.0 * at, verdict="NOISY", caveats=[STEAL]) for at in (1, 2)
-    ]
+    noisy = {"verdict": "NOISY", "caveats": [STEAL]}
+    trials = [load_trial(at, clients=at, throughput=10.0 * at, **noisy) for at in (1, 2)]
     answers = told(load_document(loaded_run(tmp_path, trials)))
-    assert answers["How many clients are best?"].startswith(
-        "No point counts | No point is a measurement of the server: the"
-    )
+    fault = "No point counts | No point is a measurement of the server: the"
+    assert answers["How many clients are best?"].startswith(fault)
     assert advice_of(STEAL)[1:] in answers["What now?"]
 
 
-def test_a_failed_point_is_named_with_its_reason(tmp_path):
-    failed = replace(
-        load_trial(2, clients=2, throughput=1.0), measurement=None, failure="the server died", state="failed"
-    )
-    text = write_report(loaded_run(tmp_path, [load_trial(1, clients=1, throughput=10.0), failed])).read_text()
-    assert "2 clients failed: the server died" in text
-    text = write_report(loaded_run(tmp_path, [failed])).read_text()
-    assert "No point was measured." in text
+def test_where_every_point_failed_none_was_measured(tmp_path):
+    point = load_trial(2, clients=2, throughput=1.0)
+    failed = replace(point, measurement=None, failure="the server died", state="failed")
+    assert "No point was measured." in write_report(loaded_run(tmp_path, [failed])).read_text()
 
 
 def test_of_streams_first_tokens_and_gaps_are_drawn_and_no_whole_answers(tmp_path):
     """An SLO names those that are, else the usual ones are."""
+    tokens = TokenFigures(output_per_s=exactly(100.0), prompt_mean=10.0, output_mean=20.0, untold_ratio=0.0)
     trials = []
     for at in (1, 2):
+        figures = {"p95": 0.9 * at, "ttft_p95": 0.07 * at, "itl_p99": 0.012 * at}
+        latency_s = {name: exactly(value) for name, value in figures.items()}
         trial = load_trial(at, clients=at, throughput=10.0 * at)
-        latency_s = {
-            name: Estimate(value=ms * at / 1e3, low=0.0, high=1.0)
-            for name, ms in (("p95", 900.0), ("ttft_p95", 70.0), ("itl_p99", 12.0))
-        }
-        tokens = TokenFigures(
-            output_per_s=Estimate(value=100.0, low=90.0, high=110.0),
-            prompt_mean=10.0,
-            output_mean=20.0,
-            untold_ratio=0.0,
-        )
-        trials.append(
-            replace(trial, measurement=replace(trial.measurement, latency_s=latency_s, tokens=tokens))
-        )
+        trials.append(remeasured(trial, latency_s=latency_s, tokens=tokens))
     document = load_document(loaded_run(tmp_path, trials))
     for name, values in (("ttft_p95", [70.0, 140.0]), ("itl_p99", [12.0, 24.0])):
         traces = figure_of(section_of(document, f"load-{name}")).data
@@ -277,17 +262,9 @@ def test_of_streams_first_tokens_and_gaps_are_drawn_and_no_whole_answers(tmp_pat
 
 @pytest.mark.parametrize("best", [0, 3, 8, 19])
 def test_of_many_points_the_ends_and_the_best_are_kept(best):
-    points = [
-        LoadPoint(
-            name=str(at),
-            load=float(at),
-            trial=(trial := load_trial(at, clients=at, throughput=1.0)),
-            measured=trial.measurement,
-            place=at,
-            is_best=at == best,
-        )
-        for at in range(20)
-    ]
+    trial = load_trial(1, clients=1, throughput=1.0)
+    whole = LoadPoint(name="1", load=1.0, trial=trial, measured=trial.measurement, place=1, is_best=False)
+    points = [replace(whole, load=float(at), place=at, is_best=at == best) for at in range(20)]
     for most in (2, 3, 6):
         kept = few_of(points[::-1], most=most)
         loads = [point.load for point in kept]
@@ -305,10 +282,9 @@ def test_a_noise_floor_has_no_page_and_says_what_shows_it(noise):
 
 
 def test_the_kind_of_a_run_is_told_by_its_trials_and_of_an_empty_one_by_its_name(
-    tmp_path, compared, pair, noise
+    tmp_path, compared, pair, noise, rising
 ):
-    load = loaded_run(tmp_path, rising_rates())
-    kinds = [kind_by_trials(run) for run in (compared, pair, noise, load, Run(REFERENCE / "quickstart"))]
+    kinds = [kind_by_trials(run) for run in (compared, pair, noise, rising, Run(REFERENCE / "quickstart"))]
     assert kinds == ["compare", "compare", "noise", "load", "sweep"]
     assert kind_by_trials(Run(REFERENCE / "imdb-benchmark")) == "compare"
     scenario = pair.scenario()

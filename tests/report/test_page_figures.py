@@ -12,7 +12,6 @@ import pytest
 
 from batchtune.archive.run import create_run
 from batchtune.load.samples import Samples
-from batchtune.measure.quantiles import Estimate
 from batchtune.report.html.contender_figures import (
     LATEST,
     SweepResults,
@@ -26,7 +25,7 @@ from batchtune.report.html.shell.document import render
 from batchtune.report.html.shell.drawing import Section, finite
 from batchtune.report.html.shell.latency_figures import distribution, sizes, split
 from batchtune.report.html.sweep_page import heat_map, service_time, slices, sweep_document
-from batchtune.scenario.reader import format_scenario, read_scenario
+from batchtune.scenario.reader import format_scenario
 from batchtune.scenario.spec.scenario import Scenario
 from batchtune.target.telemetry import ServerActivity
 from batchtune.tune.trials.trial import Trial
@@ -42,19 +41,22 @@ from tests.tune.answer.ledgers import (
     loop,
     streamed_ledger,
 )
-from tests.tune.tune_fakes import planted
+from tests.tune.tune_fakes import asked, exactly, planted, remeasured
 
 
 def account_with(
-    root: Path,
-    trials: Sequence[Trial],
-    scenario: Scenario = SCENARIO,
-    samples: Samples | None = None,
+    root: Path, trials: Sequence[Trial], scenario: Scenario = SCENARIO, samples: Samples | None = None
 ) -> SweepResults:
     run = create_run(scenario, format_scenario(scenario), root=root, provenance={})
     for trial in trials:
         run.append(trial, samples)
     return sweep_results_of(run)
+
+
+def account_of_server(root: Path, batching: dict[str, Any] | None = BATCH_14, **counted: Any) -> SweepResults:
+    """Of one trial, in whose second the server counted this."""
+    server = ServerActivity(duration_s=1.0, **counted)
+    return account_with(root, [planted(1, batching=batching, throughput=9.0, p95_s=0.01, server=server)])
 
 
 def traces(section: Section) -> list[dict[str, Any]]:
@@ -72,23 +74,16 @@ def test_a_bracket_reaches_from_the_rate_held_to_the_rate_missed(tmp_path):
 
 def test_of_streams_each_limit_is_drawn_against_the_rate(tmp_path: Path) -> None:
     """And the sentence for why names the limit that is met first."""
-    scenario = read_scenario(Path(__file__).parents[2] / "scenarios" / "emulated-llm.yaml")
-    limits_ms = {name: limit * 1e3 for name, limit in scenario.slo.limits().items()}
+    limits_ms = {name: limit * 1e3 for name, limit in STREAMED.slo.limits().items()}
     assert set(limits_ms) == {"ttft_p95", "itl_p99"}
-    configuration = scenario.configuration(scenario.search.grid()[0])
+    configuration = STREAMED.configuration(STREAMED.search.grid()[0])
     trials = []
     for number, rate in enumerate((100.0, 150.0), start=1):
-        trial = at_rate(number, rate, 1.0)
-        assert trial.measurement is not None
         shares = {"ttft_p95": 0.9, "itl_p99": 0.5}
-        latency_s = {
-            name: Estimate(value=share * limits_ms[name] / 1e3, low=0.0, high=9.0)
-            for name, share in shares.items()
-        }
-        measured = replace(trial.measurement, latency_s=latency_s)
-        request = replace(trial.request, configuration=configuration)
-        trials.append(replace(trial, measurement=measured, request=request))
-    account = account_with(tmp_path, trials, scenario)
+        latency_s = {name: exactly(share * limits_ms[name] / 1e3) for name, share in shares.items()}
+        trial = remeasured(at_rate(number, rate, 1.0), latency_s=latency_s)
+        trials.append(asked(trial, configuration=configuration))
+    account = account_with(tmp_path, trials, STREAMED)
     for name, share in (("ttft_p95", 0.9), ("itl_p99", 0.5)):
         (trace,) = traces(rates(account, name))
         assert trace["y"] == pytest.approx([share * limits_ms[name]] * 2)
@@ -112,13 +107,9 @@ def test_of_a_fixed_load_a_bracket_is_the_range_of_the_runs(tmp_path):
     first, *_ = traces(brackets(account))
     assert first["x"] == [2230.0]
     assert first["error_x"]["arrayminus"] + first["error_x"]["array"] == pytest.approx([22.3, 22.3])
-    xs = {trace["name"]: trace["x"] for trace in traces(pareto(account))}
-    assert xs == {
-        "recommended": [2230.0],
-        "no batching": [770.0],
-        "server defaults": [1500.0],
-        "tried": [1900.0],
-    }
+    drawn = [(trace["name"], *trace["x"]) for trace in traces(pareto(account))]
+    known = [("recommended", 2230.0), ("no batching", 770.0), ("server defaults", 1500.0), ("tried", 1900.0)]
+    assert sorted(drawn) == sorted(known)
 
 
 def test_every_rate_is_drawn_and_filled_where_it_held(tmp_path):
@@ -170,23 +161,16 @@ def test_the_curve_that_the_search_read_is_drawn_beside_what_the_server_counted(
     ],
 )
 def test_why_batches_closed_is_told_as_in_the_reason(tmp_path, timeout_micros, reason, words):
-    busy = ServerActivity(
-        duration_s=1.0,
-        batches=10,
-        rows=80,
-        mean_batch_rows=8.0,
-        batches_by_rows={8: 10},
-        close_reasons={reason: 10},
-    )
     batching = {**BATCH_14, "batch_timeout_micros": timeout_micros}
-    account = account_with(tmp_path, [planted(1, batching=batching, throughput=9.0, p95_s=0.01, server=busy)])
+    counted = {"batches": 10, "rows": 80, "mean_batch_rows": 8.0, "batches_by_rows": {8: 10}}
+    account = account_of_server(tmp_path, batching, **counted, close_reasons={reason: 10})
     assert sizes(account.shown, which=LATEST).lead == f"recommended: 8 rows on average; {words}."
 
 
 @pytest.mark.parametrize(("measured", "slowest_ms"), [(5, 2.0), (10, 100.0)])
 def test_the_latency_of_single_requests_is_that_of_the_measured_window(tmp_path, measured, slowest_ms):
     trial = planted(1, batching=BATCH_14, throughput=9.0, p95_s=0.01)
-    trial = replace(trial, measurement=replace(trial.measurement, requests=measured))
+    trial = remeasured(trial, requests=measured)
     warmed_up = latencies([100.0] * 5 + [1.0, 1.0, 2.0, 1.0, 1.0])
     account = account_with(tmp_path, [trial], samples=warmed_up)
     (trace,) = distribution(account.shown, account.scenario.slo, which=LATEST).figure.data
@@ -194,11 +178,8 @@ def test_the_latency_of_single_requests_is_that_of_the_measured_window(tmp_path,
 
 
 def test_of_no_batching_the_model_and_the_rest_are_told_for_it_has_no_queue(tmp_path):
-    server = ServerActivity(
-        duration_s=1.0, batches=100, batches_by_rows={1: 100}, execution_s_by_rows={1: 0.002}
-    )
-    trial = planted(1, batching=None, throughput=9.0, p95_s=0.01, server=server)
-    account = account_with(tmp_path, [trial])
+    counted = {"batches": 100, "batches_by_rows": {1: 100}, "execution_s_by_rows": {1: 0.002}}
+    account = account_of_server(tmp_path, None, **counted)
     section = split(account.shown, which=LATEST)
     queue, model, rest = section.figure.data
     assert (queue["x"], model["x"]) == ([None], [2.0])
@@ -208,15 +189,9 @@ def test_of_no_batching_the_model_and_the_rest_are_told_for_it_has_no_queue(tmp_
 
 
 def test_why_batches_closed_is_drawn_beside_their_sizes_as_shares_of_a_hundred(tmp_path):
-    server = ServerActivity(
-        duration_s=1.0,
-        batches=10,
-        rows=80,
-        batches_by_rows={8: 8, 4: 2},
-        close_reasons={"full": 8, "timeout": 2},
-    )
-    trial = planted(1, batching=BATCH_14, throughput=9.0, p95_s=0.01, server=server)
-    data = sizes(account_with(tmp_path, [trial]).shown, which=LATEST).figure.data
+    counted = {"batches": 10, "rows": 80, "batches_by_rows": {8: 8, 4: 2}}
+    account = account_of_server(tmp_path, **counted, close_reasons={"full": 8, "timeout": 2})
+    data = sizes(account.shown, which=LATEST).figure.data
     assert data[0]["x"] == ["4", "8"]
     assert [trace["text"] for trace in data[1:]] == [["full"], ["on the timeout"]]
     assert [(trace["name"], trace["base"], trace["x"]) for trace in data[1:]] == [
@@ -227,10 +202,8 @@ def test_why_batches_closed_is_drawn_beside_their_sizes_as_shares_of_a_hundred(t
 
 def test_many_sizes_are_summed_up_between_powers_of_two(tmp_path):
     batches = dict.fromkeys(range(1, 41), 5)
-    server = ServerActivity(duration_s=1.0, batches=200, mean_batch_rows=20.0, batches_by_rows=batches)
-    trial = planted(1, batching=BATCH_14, throughput=9.0, p95_s=0.01, server=server)
-    figure = sizes(account_with(tmp_path, [trial]).shown, which=LATEST).figure
-    (trace,) = figure.data
+    account = account_of_server(tmp_path, batches=200, mean_batch_rows=20.0, batches_by_rows=batches)
+    (trace,) = sizes(account.shown, which=LATEST).figure.data
     assert trace["x"] == ["1", "2", "3–4", "5–8", "9–16", "17–32", "33–64"]
     assert trace["y"] == pytest.approx([2.5, 2.5, 5.0, 10.0, 20.0, 40.0, 20.0])
 

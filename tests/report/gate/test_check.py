@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from batchtune.check.account import Conclusion, attribute
-from batchtune.check.gate import Gate, default_gates
+from batchtune.check.gate import BlockFigures, Gate, default_gates
 from batchtune.check.paired_check import judge_fixed
 from batchtune.plain_values import as_text
 from batchtune.report.check_text import advice_text, headline, print_check
@@ -25,13 +25,26 @@ def printed(checked) -> str:
     return stream.getvalue()
 
 
+def flat(checked) -> str:
+    return " ".join(printed(checked).split())
+
+
+def noisy_blocks(factor: float) -> list[BlockFigures]:
+    chance = random.Random(1)
+    return [{"p95": (1.0, factor * math.exp(chance.gauss(0.0, 0.05)))} for _ in range(24)]
+
+
+P95, P95_5 = Gate(metric="p95", margin=0.02), Gate(metric="p95", margin=0.05)
+CPU, GPU = Gate(metric="cpu", margin=0.02), Gate(metric="gpu", margin=0.02)
+
+
 def test_a_regression_reads_in_fifteen_lines():
     text = printed(account())
     assert text.startswith("REGRESSED  pull_request against main: p95 +6.48 % (margin 2 %)")
     assert "CPU µs/request" in text
     assert "Why   batch execution time 2 ms" in text
     assert len(text.rstrip().splitlines()) <= 15
-    assert "10 blocks, judged once" in " ".join(text.split())
+    assert "10 blocks, judged once" in flat(account())
 
 
 def test_five_gates_read_in_fifteen_lines_too():
@@ -41,96 +54,74 @@ def test_five_gates_read_in_fifteen_lines_too():
         for block in range(10)
     ]
     conclusion = replace(judge_fixed(default_gates("throughput"), blocks), fresh_blocks=10, confirms=True)
-    attribution = attribute(
-        [measurement()] * 6,
-        [moved(execution_s_by_rows={16: 0.003}, queue_wait_mean_s=0.002, server_cpu_s=0.5)] * 6,
-    )
+    slower = moved(execution_s_by_rows={16: 0.003}, queue_wait_mean_s=0.002, server_cpu_s=0.5)
+    attribution = attribute([measurement()] * 6, [slower] * 6)
     text = printed(account(conclusion, attribution=attribution))
     assert text.startswith("REGRESSED")
     assert len(text.rstrip().splitlines()) <= 15, text
 
 
-def test_an_open_check_says_what_would_settle_it():
-    blocks = [{"p95": (1.0, 1.0 + 0.3 * (-1) ** block)} for block in range(6)]
-    text = printed(account(judge_fixed([Gate(metric="p95", margin=0.05)], blocks), attribution=None))
-    assert text.startswith("INCONCLUSIVE")
-    assert "--max-regress p95=10%" in " ".join(text.split())
-
-
 OPEN = [{"p95": (1.0, 1.0 + 0.3 * (-1) ** block), "cpu": (1.0, 1.0)} for block in range(6)]
-OPEN_GATES = [Gate(metric="p95", margin=0.05), Gate(metric="cpu", margin=0.02)]
+UNDECIDED = judge_fixed([P95_5, CPU], OPEN)
+WIDER = "a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
 
 
 def test_wider_margins_name_every_gate_and_no_blocks_that_cannot_be_had():
-    conclusion = judge_fixed(OPEN_GATES, OPEN)
-    assert advice_text(account(conclusion)) == (
-        "--blocks 12, a longer load.duration, a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
-    )
-    assert "--blocks 200," in advice_text(account(replace(conclusion, blocks_max=150)))
-    assert "--blocks" not in advice_text(account(replace(conclusion, blocks_max=200)))
+    text = printed(account(judge_fixed([P95_5], OPEN), attribution=None))
+    assert text.startswith("INCONCLUSIVE")
+    assert "--max-regress p95=10%" in " ".join(text.split())
+    assert advice_text(account(UNDECIDED)) == f"--blocks 12, a longer load.duration, {WIDER}"
+    assert "--blocks 200," in advice_text(account(replace(UNDECIDED, blocks_max=150)))
+    assert "--blocks" not in advice_text(account(replace(UNDECIDED, blocks_max=200)))
 
 
 def test_a_stored_baseline_states_no_error_rate_and_asks_for_no_other_load():
-    stored = account(replace(judge_fixed(OPEN_GATES, OPEN), confirms=True), stored=True)
-    assert advice_text(stored) == "a quieter machine, or wider margins: --max-regress p95=10%,cpu=2%"
-    told = " ".join(printed(stored).split())
+    stored = account(replace(UNDECIDED, confirms=True), stored=True)
+    assert advice_text(stored) == WIDER
+    told = flat(stored)
     assert "the margins allow for their differences; the error rate is not known" in told
     assert "equal servers" not in told
     assert (stored.to_dict()["error_rate"], account().to_dict()["error_rate"]) == (None, 0.05)
 
 
-def test_an_error_rate_that_several_candidates_share_is_told_as_it_is():
-    for rate, told in ((0.025, "2.5 %"), (0.05 / 11, "0.455 %"), (0.05, "5 %")):
-        text = " ".join(printed(account(replace(regressed(), error_rate=rate))).split())
-        assert f"A check of two equal servers fails in at most {told} of cases." in text
+@pytest.mark.parametrize(("rate", "told"), [(0.025, "2.5 %"), (0.05 / 11, "0.455 %"), (0.05, "5 %")])
+def test_an_error_rate_that_several_candidates_share_is_told_as_it_is(rate, told):
+    text = flat(account(replace(regressed(), error_rate=rate)))
+    assert f"A check of two equal servers fails in at most {told} of cases." in text
 
 
-def test_a_gate_that_ended_open_before_it_was_measured_is_not_called_undecided():
-    conclusion = judge_fixed(
-        [Gate(metric="p95", margin=0.05), Gate(metric="cpu", margin=0.02)], slower_blocks()
-    )
-    p95, cpu = conclusion.findings
-    cpu = replace(cpu, state="open", blocks=0)
-    text = printed(account(replace(conclusion, findings=(p95, cpu))))
+def test_a_figure_that_nobody_measured_is_told_and_not_called_undecided():
+    assert "not measured" in printed(account(judge_fixed([P95, GPU], slower_blocks())))
+    done = regressed()
+    p95, cpu = done.findings
+    text = printed(account(replace(done, findings=(p95, replace(cpu, state="open", blocks=0)))))
     assert "not measured" in text
     assert "ndecided" not in text
 
 
 def test_what_was_asked_for_and_not_measured_is_the_headline():
-    blocks = [{"p95": (1.0, 1.0)}] * 12
-    asked = account(judge_fixed([Gate(metric="p95", margin=0.05), Gate(metric="gpu", margin=0.02)], blocks))
+    asked = account(judge_fixed([P95_5, GPU], [{"p95": (1.0, 1.0)}] * 12))
     assert headline(asked).endswith("main: gpu was asked for and not measured")
     assert advice_text(asked) == "ask only for what is measured here: --max-regress p95=5%"
     nothing = account(judge_fixed(default_gates("latency"), [{}] * 6))
     assert headline(nothing).endswith("main: no figure was measured")
 
 
-def test_a_raised_margin_says_what_was_asked():
-    chance = random.Random(1)
-    blocks = [{"p95": (1.0, math.exp(chance.gauss(0.0, 0.05)))} for _ in range(24)]
-    conclusion = judge_fixed([Gate(metric="p95", margin=0.03)], blocks)
-    assert conclusion.verdict == "OK"
-    assert "(asked 3 %, widened for noise)" in printed(account(conclusion))
-
-
-def test_an_improvement_is_told_by_the_margin_asked_for():
-    chance = random.Random(1)
-    blocks = [{"p95": (1.0, 0.5 * math.exp(chance.gauss(0.0, 0.05)))} for _ in range(24)]
-    conclusion = judge_fixed([Gate(metric="p95", margin=0.03)], blocks)
-    assert conclusion.verdict == "IMPROVED"
-    assert headline(account(conclusion)).endswith("(margin 3 %)")
+@pytest.mark.parametrize(
+    ("factor", "verdict", "words"),
+    [(1.0, "OK", "(asked 3 %, widened for noise)"), (0.5, "IMPROVED", "(margin 3 %)\n")],
+)
+def test_a_margin_is_told_as_it_was_asked_for(factor, verdict, words):
+    conclusion = judge_fixed([Gate(metric="p95", margin=0.03)], noisy_blocks(factor))
+    assert conclusion.verdict == verdict
+    assert words in f"{headline(account(conclusion))}\n{printed(account(conclusion))}"
 
 
 def test_void_runs_say_why():
-    void = replace(
-        regressed(),
-        verdict="INVALID",
-        reason=as_text("the server of main was ended by signal 9"),
-        target_failed=True,
-    )
+    reason = as_text("the server of main was ended by signal 9")
+    void = replace(regressed(), verdict="INVALID", reason=reason, target_failed=True)
     assert headline(account(void)).endswith(": the server of main was ended by signal 9")
-    assert void.exit_code == 7
-    assert replace(void, target_failed=False).exit_code == 6
+    assert (void.exit_code, replace(void, target_failed=False).exit_code) == (7, 6)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +138,6 @@ def test_void_runs_say_why():
 def test_each_verdict_has_its_exit_code(verdict, code):
     conclusion = Conclusion(verdict=verdict, findings=(), blocks=0, fresh_blocks=0, blocks_max=24)
     assert conclusion.exit_code == code
-
-
-def test_a_figure_that_nobody_measured_is_told():
-    gates = [Gate(metric="p95", margin=0.02), Gate(metric="gpu", margin=0.02)]
-    assert "not measured" in printed(account(judge_fixed(gates, slower_blocks())))
 
 
 def test_a_figure_that_only_the_confirmation_flags_is_undecided_and_says_so():

@@ -20,19 +20,31 @@ from batchtune.report.ci_files import code_quality, comment, github_annotations,
 from tests.check.check_fakes import account, regressed, slower_blocks
 
 OPEN = judge_fixed([Gate(metric="p95", margin=0.05)], slower_blocks(2))
+VOID = replace(
+    regressed(),
+    verdict="INVALID",
+    findings=(),
+    reason=as_text("ended by signal 9\x00\x1b"),
+    target_failed=True,
+)
+COUNTS = ("tests", "failures", "errors", "skipped")
+
+
+def suite_of(checked) -> ET.Element:
+    (suite,) = ET.fromstring(junit_xml(checked))
+    return suite
+
+
+def counts(suite: ET.Element) -> list[str | None]:
+    return [suite.get(name) for name in COUNTS]
 
 
 SCENARIO_FILE = Path("scenario.yaml")
 
 
 def test_junit_has_a_case_for_each_gate_and_counts_them():
-    (suite,) = ET.fromstring(junit_xml(account()))
-    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "2",
-        "failures": "1",
-        "errors": "0",
-        "skipped": "0",
-    }
+    suite = suite_of(account())
+    assert counts(suite) == ["2", "1", "0", "0"]
     (failure,) = suite.iter("failure")
     assert "p95 +6.48 %" in failure.get("message", "")
     assert "batch execution time" in (failure.text or "")
@@ -54,23 +66,14 @@ def test_code_quality_and_annotations_point_to_the_scenario(tmp_path, monkeypatc
 
 
 def test_junit_skips_what_is_open_and_errs_where_nothing_was_measured():
-    (suite,) = ET.fromstring(junit_xml(account(OPEN, attribution=None)))
-    assert suite.get("skipped") == "1"
-    void = replace(
-        regressed(),
-        verdict="INVALID",
-        findings=(),
-        reason=as_text("ended by signal 9\x00\x1b"),
-        target_failed=True,
-    )
-    (suite,) = ET.fromstring(junit_xml(account(void, attribution=None)))
-    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+    assert suite_of(account(OPEN, attribution=None)).get("skipped") == "1"
+    assert counts(suite_of(account(VOID, attribution=None))) == ["1", "0", "1", "0"]
 
 
 def test_of_a_void_check_no_gate_fails_in_junit():
     void = replace(regressed(), verdict="INVALID", reason=as_text("the load generator was the limit"))
-    (suite,) = ET.fromstring(junit_xml(account(void)))
-    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["3", "0", "1", "2"]
+    suite = suite_of(account(void))
+    assert counts(suite) == ["3", "0", "1", "2"]
     assert all(case.get("message", "").startswith("void: ") for case in suite.iter("skipped"))
 
 
@@ -100,15 +103,6 @@ def test_files_are_tried_beforehand_and_left_as_they_were(tmp_path):
 def junit_schema() -> etree.XMLSchema:
     """That of Jenkins' xunit plugin, which most readers of JUnit follow."""
     return etree.XMLSchema(etree.parse(Path(__file__).with_name("junit-10.xsd")))
-
-
-VOID = replace(
-    regressed(),
-    verdict="INVALID",
-    findings=(),
-    reason=as_text("ended by signal 9\x00\x1b"),
-    target_failed=True,
-)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 
@@ -39,24 +38,20 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_a_change_is_told_with_its_day_and_commit(root):
+def test_a_change_is_told_with_its_day_and_commit(root, capsys):
     lines = read_history(root)
     assert len(lines) == 24
     (told, worth) = change_lines(series_of(lines))
     assert told == "p95 ms 10.1 → 12.2 (+20.2 %) from 2026-11-13 12:00 on, commit 000000000."
     assert worth.startswith("1 figure analyzed")
-    stream = io.StringIO()
-    with redirect_stdout(stream):
-        print_history(lines, series_of(lines))
-    assert stream.getvalue().count("OK") == 24
+    print_history(lines, series_of(lines))
+    assert capsys.readouterr().out.count("OK") == 24
 
 
-def test_without_commits_the_table_has_no_column_of_them():
+def test_without_commits_the_table_has_no_column_of_them(capsys):
     for commit in ("a" * 40, None):
-        stream = io.StringIO()
-        with redirect_stdout(stream):
-            print_history([line(1, 0.01, commit=commit)], [])
-        assert ("commit" in stream.getvalue().splitlines()[0]) == (commit is not None)
+        print_history([line(1, 0.01, commit=commit)], [])
+        assert ("commit" in capsys.readouterr().out.splitlines()[0]) == (commit is not None)
 
 
 def test_another_cpu_is_another_series_and_few_checks_show_nothing():
@@ -70,18 +65,17 @@ def test_another_cpu_is_another_series_and_few_checks_show_nothing():
 
 
 def test_it_says_how_many_failures_were_confirmed_or_dismissed_later():
-    failed = {"verdict": "REGRESSED"}
-    lines = [
-        line(1, 0.01, **failed, commit="a"),
-        line(2, 0.01, **failed, commit="b"),
-        line(3, 0.01, **failed, commit="c"),
-        line(4, 0.01, commit="a", verdict="INVALID"),
-        line(5, 0.01, commit="a", verdict="OK"),
-        line(6, 0.01, **failed, commit="b"),
-        line(7, 0.01, commit="c", scenario="another"),
-        line(8, 0.01, **failed, commit=None),
-        line(9, 0.01, commit=None),
+    told: list[tuple[str | None, str]] = [(commit, "REGRESSED") for commit in "abc"]
+    told += [
+        ("a", "INVALID"),
+        ("a", "OK"),
+        ("b", "REGRESSED"),
+        ("c", "OK"),
+        (None, "REGRESSED"),
+        (None, "OK"),
     ]
+    lines = [line(at, 0.01, commit=commit, verdict=verdict) for at, (commit, verdict) in enumerate(told, 1)]
+    lines[6]["scenario"] = "another"
     record = track_record(lines)
     assert (record["failures"], record["confirmed"], record["dismissed"]) == (5, 1, 1)
     (told, alarms) = record_lines(record)
@@ -106,37 +100,33 @@ def test_its_own_rate_of_false_alarms_is_that_of_equal_sides():
     )
 
 
+def side(model: Path, **fixed):
+    scenario = scenario_of()
+    target = scenario.target.model_copy(update={"model": str(model)})
+    return scenario.model_copy(update={"target": target, "fixed": {**scenario.fixed, **fixed}})
+
+
 def test_sides_are_equal_that_differ_in_the_place_of_the_same_files_alone(tmp_path):
-    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
-        (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "1" / "model.onnx").write_text(text)
-
-    def side(model: str, **fixed):
-        scenario = scenario_of()
-        target = scenario.target.model_copy(update={"model": str(tmp_path / model)})
-        return scenario.model_copy(update={"target": target, "fixed": {**scenario.fixed, **fixed}})
-
-    assert are_equal(side("a"), side("b"))
-    assert not are_equal(side("a"), side("c"))
-    assert not are_equal(side("a"), side("b", max_batch_size=3))
-    (tmp_path / "b" / "1" / "more").write_text("")
-    assert not are_equal(side("a"), side("b"))
-    assert not are_equal(side("nowhere"), side("nothing"))
+    one, same, other = (tmp_path / name for name in "abc")
+    for folder, text in ((one, "one"), (same, "one"), (other, "two")):
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.onnx").write_text(text)
+    assert are_equal(side(one), side(same))
+    assert not are_equal(side(one), side(other))
+    assert not are_equal(side(one), side(same, max_batch_size=3))
+    (same / "1" / "more").write_text("")
+    assert not are_equal(side(one), side(same))
+    assert not are_equal(side(tmp_path / "nowhere"), side(tmp_path / "nothing"))
 
 
 def test_sides_of_one_graph_are_not_equal_where_the_weights_that_it_names_differ(tmp_path):
-    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
-        (tmp_path / name).mkdir()
-        write_onnx_naming(tmp_path / name / "net.onnx", "weights.bin")
-        (tmp_path / name / "weights.bin").write_text(text)
-
-    def side(model: str):
-        scenario = scenario_of()
-        target = scenario.target.model_copy(update={"model": str(tmp_path / model / "net.onnx")})
-        return scenario.model_copy(update={"target": target})
-
-    assert are_equal(side("a"), side("b"))
-    assert not are_equal(side("a"), side("c"))
+    one, same, other = (tmp_path / name for name in "abc")
+    for folder, text in ((one, "one"), (same, "one"), (other, "two")):
+        folder.mkdir()
+        write_onnx_naming(folder / "net.onnx", "weights.bin")
+        (folder / "weights.bin").write_text(text)
+    assert are_equal(side(one / "net.onnx"), side(same / "net.onnx"))
+    assert not are_equal(side(one / "net.onnx"), side(other / "net.onnx"))
 
 
 def test_no_history_and_one_of_the_future_are_told(tmp_path, root):

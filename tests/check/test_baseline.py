@@ -127,6 +127,7 @@ OURS = '"kind": "batchtune baseline", "schema_version"'
         (f'{{{OURS}: 2, "runs": [{{"p95": 0.01}}]}}', 4, "1 runs; a baseline needs 6"),
         (f"{{{OURS}: 1}}", 4, "schema_version 1, whose memory is not the peak"),
         ("", 2, "not JSON, or cut short"),
+        (" " * (2**20 + 1), 2, "1,048,577 bytes are not a baseline"),
         (f'{{{OURS}: 2, "scen', 2, "not JSON, or cut short"),
         ("[" * 100_000, 2, "not JSON, or cut short"),
         ("\x00\xff", 2, "not JSON, or cut short"),

@@ -294,6 +294,7 @@ OTHER_ROWS = (
     [
         ({"double": np.float32(1).reshape(()), "sum": np.float32(1).reshape(())}, NO_ROWS),
         ({"double": ONE.repeat(3, 0), "sum": ONE.repeat(3, 0)}, OTHER_ROWS),
+        ({"double": ONE.repeat(5, 0), "sum": ONE.repeat(5, 0)}, OTHER_ROWS),
         ({"sum": ONE.repeat(4, 0)}, "INTERNAL: Wrong number of batched output tensors"),
     ],
 )

@@ -15,12 +15,20 @@ from batchtune.load.fleet import LiveAggregate
 from batchtune.report import live_view as live
 from batchtune.report.findings import text_of
 from batchtune.report.live_view import Point, TerminalView, phases_text, scatter
-from batchtune.scenario.spec.scenario import Scenario
 from batchtune.tune.bench import Plan
 from batchtune.tune.sweep.sweep import SweepProgress, sweep
-from batchtune.tune.trials.trial import TrialRequest
+from batchtune.tune.trials.trial import Trial, TrialRequest
 from batchtune.units import rounded_duration
-from tests.tune.tune_fakes import FakeClock, FakeFleet, FakeTarget, asked, heard, planted, scenario_of
+from tests.tune.tune_fakes import (
+    FakeClock,
+    FakeFleet,
+    FakeTarget,
+    asked,
+    heard,
+    planted,
+    remeasured,
+    scenario_of,
+)
 
 SCENARIO = scenario_of(
     slo={"p95": "60ms"},
@@ -42,14 +50,10 @@ LIVE = LiveAggregate(
 
 
 def progress(phase: str = "comparing", elapsed_s: float = 30.0, **changes: Any) -> SweepProgress:
-    plan = Plan(
-        number=14,
-        seed=1,
-        request=TrialRequest(configuration=BATCHING, source="sampler", reason="the sampler's own"),
-    )
+    request = TrialRequest(configuration=BATCHING, source="sampler", reason="the sampler's own")
     standing = SweepProgress(
         phase=phase,
-        plan=plan,
+        plan=Plan(number=14, seed=1, request=request),
         elapsed_s=elapsed_s,
         budget_s=90.0,
         trials_done=9,
@@ -61,38 +65,41 @@ def progress(phase: str = "comparing", elapsed_s: float = 30.0, **changes: Any) 
 
 
 def terminal(width: int = 80, height: int = 40) -> Console:
-    return Console(
-        file=io.StringIO(), force_terminal=True, color_system=None, width=width, height=height, record=True
-    )
+    size = {"width": width, "height": height}
+    return Console(file=io.StringIO(), force_terminal=True, color_system=None, record=True, **size)
 
 
 def shown(console: Console) -> str:
     return console.export_text(clear=True)
 
 
-def view_of(
-    console: Console, monkeypatch: pytest.MonkeyPatch, scenario: Scenario | None = SCENARIO
-) -> TerminalView:
+@pytest.fixture(autouse=True)
+def every_change_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_REFRESH_S", 0.0)
-    return TerminalView(scenario, console)
 
 
-def test_the_panel_says_phases_time_load_trial_and_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_planted(number: int, throughput: float = 900, p95_s: float = 0.02, **changes: Any) -> Trial:
+    return planted(number, batching={"max_batch_size": 8}, throughput=throughput, p95_s=p95_s, **changes)
+
+
+def test_the_panel_says_phases_time_load_trial_and_best() -> None:
     console = terminal(120)
-    best = planted(11, batching={"max_batch_size": 8}, throughput=900, p95_s=0.02)
-    with view_of(console, monkeypatch) as view:
+    with TerminalView(SCENARIO, console) as view:
         view.progress(progress("scouting", 0.0))
         view.progress(progress("scouting", 12.0))
         shown(console)
-        view.progress(progress("comparing", 30.0, best=best))
+        view.progress(progress("comparing", 30.0, best=own_planted(11)))
     text = shown(console)
-    assert "scouting 12 s · [comparing 18 s] · confirming" in text
-    assert f"{rounded_duration(60.0)} of {rounded_duration(90.0)}, confirmation included" in text
-    assert "14 (9 of 30 tried), 16 clients" in text
-    assert "max_batch_size=8 num_batch_threads=1" in text
-    assert "the sampler's own" in text
-    assert "880 requests/s, p95 21.3 ms, 16 in flight (SLO p95 ≤ 60 ms)" in text
-    assert "trial 11, " in text
+    for words in (
+        "scouting 12 s · [comparing 18 s] · confirming",
+        f"{rounded_duration(60.0)} of {rounded_duration(90.0)}, confirmation included",
+        "14 (9 of 30 tried), 16 clients",
+        "max_batch_size=8 num_batch_threads=1",
+        "the sampler's own",
+        "880 requests/s, p95 21.3 ms, 16 in flight (SLO p95 ≤ 60 ms)",
+        "trial 11, ",
+    ):
+        assert words in text
 
 
 def test_a_trial_that_misses_the_slo_right_now_is_coloured() -> None:
@@ -105,9 +112,9 @@ def test_a_trial_that_misses_the_slo_right_now_is_coloured() -> None:
     assert "SLO" not in live._against_slo(LIVE, scenario_of(slo={}))[0]
 
 
-def test_a_thought_between_trials_keeps_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thought_between_trials_keeps_the_panel() -> None:
     console = terminal()
-    with view_of(console, monkeypatch) as view:
+    with TerminalView(SCENARIO, console) as view:
         view.live("waiting for the server")
         assert "waiting for the server" in shown(console)
         view.progress(progress())
@@ -121,13 +128,10 @@ def test_a_thought_between_trials_keeps_the_panel(monkeypatch: pytest.MonkeyPatc
 
 def test_only_trials_under_the_scenarios_load_are_plotted() -> None:
     """256 clients look ten times better than the 16 of the scenario."""
-    own = planted(1, batching={"max_batch_size": 8}, throughput=900, p95_s=0.02)
-    probe = asked(
-        planted(2, batching={"max_batch_size": 8}, throughput=9000, p95_s=0.02), source="calibration"
-    )
-    probe = asked(probe, concurrency=256)
-    failed = planted(3, batching={"max_batch_size": 8}, throughput=0, p95_s=math.nan, failure="broken")
-    silent = replace(own, measurement=replace(own.measurement, latency_s={}))
+    own = own_planted(1)
+    probe = asked(own_planted(2, 9000), source="calibration", concurrency=256)
+    failed = own_planted(3, 0, math.nan, failure="broken")
+    silent = remeasured(own, latency_s={})
     assert [rate_rps for rate_rps, _, _ in live._points([own, probe, failed, silent], None)] == [900.0]
     assert live._points([own], own) == [(900.0, 0.02, "best")]
     assert live._points([replace(own, feasible=False)], None) == [(900.0, 0.02, "missed")]
@@ -177,13 +181,10 @@ def test_phases_to_come_follow_those_that_were() -> None:
 
 @pytest.mark.parametrize("width", [12, 40, 80, 200])
 @pytest.mark.parametrize("height", [10, 18, 24, 60])
-def test_it_fits_every_terminal(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_fits_every_terminal(width: int, height: int) -> None:
     console = terminal(width, height)
-    trials = [
-        planted(number, batching={"max_batch_size": 8}, throughput=100 * number, p95_s=0.02)
-        for number in range(1, 20)
-    ]
-    with view_of(console, monkeypatch) as view:
+    trials = [own_planted(number, 100 * number) for number in range(1, 20)]
+    with TerminalView(SCENARIO, console) as view:
         for trial in trials:
             view.trial(trial)
         view.progress(progress(best=trials[-1]))
@@ -198,9 +199,9 @@ def test_it_fits_every_terminal(width: int, height: int, monkeypatch: pytest.Mon
     assert ("◆" in text) == {10: False, 60: width > 12}.get(height, "◆" in text)
 
 
-def test_markup_in_a_models_name_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markup_in_a_models_name_is_text() -> None:
     console = terminal()
-    with view_of(console, monkeypatch) as view:
+    with TerminalView(SCENARIO, console) as view:
         view.event("[bold]launching [/nonsense]")
         plan = progress().plan
         request = replace(plan.request, reason="[red]why[/]")
@@ -210,11 +211,11 @@ def test_markup_in_a_models_name_is_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "[red]why[/]" in text
 
 
-def test_a_whole_sweep_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_sweep_is_followed() -> None:
     console, clock = terminal(100), FakeClock()
     target = FakeTarget(clock)
     scenario = scenario_of()
-    with view_of(console, monkeypatch, scenario) as view:
+    with TerminalView(scenario, console) as view:
         on_event = heard(on_progress=view.progress, on_plan=lambda plan: view.event(text_of(plan)))
         for done in sweep(scenario, target, FakeFleet(target), on_event=on_event, now_s=clock):
             view.trial(done.trial)

@@ -262,13 +262,9 @@ def test_marks_stand_in_the_order_of_the_list_below():
 def test_the_letters_have_no_gap_where_the_servers_figures_are_not_shown():
     """By gRPC alone the server reports nothing, so its columns are empty and their caveat has no mark."""
     silent = caveat("no_server_counters")
-    first, second, last = (
-        line.strip()
-        for line in Marks(caveats={"one": (LATE, silent, EMULATED)}).lines(shown="one (b) 9.35 (a)")
-    )
-    assert first.startswith("(a) the load generator")
-    assert second.startswith("(b) the device is emulated")
-    assert last.startswith("the server reports nothing about its batches")
+    lines = Marks(caveats={"one": (LATE, silent, EMULATED)}).lines(shown="one (b) 9.35 (a)")
+    heads = ("(a) the load generator", "(b) the device is emulated", "the server reports nothing about its")
+    assert all(line.strip().startswith(head) for line, head in zip(lines, heads, strict=True))
     assert advice_of(silent).startswith("for batch sizes and queue waits add --rest-url")
 
 
@@ -292,18 +288,12 @@ def test_a_server_that_fills_its_one_cpu_is_limited_by_it():
     assert line.endswith("limited by front end")
 
 
-def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_either():
+@pytest.mark.parametrize(("objective", "kind"), [("latency", "none"), ("capacity", "device")])
+def test_a_rate_that_was_asked_for_and_met_has_no_bottleneck_in_a_comparison_either(objective, kind):
     """The highest rate, which a search of the capacity ends at, has one."""
     met = rising_rates()[1]
-    kinds = {
-        objective: usual_bottleneck(
-            met.configuration,
-            [met.measurement],
-            scenario=scenario_of(load={"arrivals": "poisson", "rate": "1000/s"}, objective=objective),
-        ).kind
-        for objective in ("latency", "capacity")
-    }
-    assert kinds == {"latency": "none", "capacity": "device"}
+    scenario = scenario_of(load={"arrivals": "poisson", "rate": "1000/s"}, objective=objective)
+    assert usual_bottleneck(met.configuration, [met.measurement], scenario=scenario).kind == kind
     assert "limited by" not in trial_line(met)
 
 

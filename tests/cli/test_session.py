@@ -43,8 +43,9 @@ def test_a_sweep_goes_on_with_its_scenario_and_machine(
     before = parse_scenario(TEXT)
     run = create_run(before, format_scenario(before), root=tmp_path)
     require_same(run, parse_scenario(TEXT.replace("10s", "90s")), before)
-    with pytest.raises(UsageError, match="was run with another scenario; it differs in: load"):
-        require_same(run, parse_scenario(TEXT.replace("concurrency: 8", "concurrency: 9")), before)
+    for key, was, now in (("load", "concurrency: 8", "concurrency: 9"), ("search", "[1, 8]", "[1, 4]")):
+        with pytest.raises(UsageError, match=f"was run with another scenario; it differs in: {key}"):
+            require_same(run, parse_scenario(TEXT.replace(was, now)), before)
     monkeypatch.setattr(cli_session, "comparable", lambda _here, _there: ["cpu: a here, b there"])
     with pytest.raises(UsageError, match="another machine or system: cpu: a here, b there") as caught:
         require_same(run, before, before)

@@ -707,6 +707,17 @@ async def test_reading_goes_on_only_when_the_socket_takes_answers_and_nothing_wa
     assert not rest.transport.reads_paused
 
 
+async def test_no_more_is_read_while_much_waits_for_an_answer() -> None:
+    rest = RestUnderTest()
+    rest.models.servable.hold = True
+    rest.connection.data_received(REQUEST)
+    piece = requests()[: LARGE_READ_BYTES - 1]
+    for _ in range(1 + 2**16 // len(piece)):
+        assert not rest.transport.reads_paused
+        rest.connection.data_received(piece)
+    assert rest.transport.reads_paused
+
+
 async def test_a_large_read_waits_for_a_turn() -> None:
     rest = RestUnderTest()
     head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"

@@ -33,11 +33,11 @@ def trials_of(text: str) -> list[Trial]:
     return swept(parse_scenario(text))
 
 
-def kept(root: Path, text: str = TEXT) -> Run:
+def kept(root: Path, text: str = TEXT, *, measured: str | None = None) -> Run:
     """A sweep on the simulated server."""
-    scenario = parse_scenario(models(root, text))
+    scenario = parse_scenario(models(root, text) if measured is None else text)
     run = create_run(scenario, format_scenario(scenario), root=root / "results", provenance={})
-    for trial in trials_of(text):
+    for trial in trials_of(measured or text):
         run.append(trial, None)
     return run
 
@@ -61,9 +61,7 @@ def test_models_that_are_files_are_copied_to_where_the_list_of_models_finds_them
     for name in "ab":
         (tmp_path / f"{name}.onnx").touch()
         text = text.replace(f"model: {name}", f"model: {tmp_path}/{name}.onnx")
-    run = create_run(parse_scenario(text), text, root=tmp_path / "results", provenance={})
-    for trial in trials_of(TEXT):
-        run.append(trial, None)
+    run = kept(tmp_path, text, measured=TEXT)
     said = told("recommend", run.path, cwd=tmp_path)
     assert "PATH/" not in said
     for name, file in (("ranker", "a.onnx"), ("reader", "b.onnx")):
@@ -109,9 +107,8 @@ def test_files_of_another_recommendation_do_not_stay(tmp_path: Path) -> None:
     stale.write_text("max_batch_size { value: 7 }")
     told("recommend", run.path, cwd=tmp_path)
     assert not stale.exists()
-    assert (
-        "max_batch_size { value: 4 }" in own_file(run.path / "batching_parameters.txt", "reader").read_text()
-    )
+    own = own_file(run.path / "batching_parameters.txt", "reader").read_text()
+    assert "max_batch_size { value: 4 }" in own
     assert f'base_path: "{tmp_path}/a"' in (run.path / "models.config").read_text()
 
 

@@ -89,15 +89,9 @@ def test_of_a_void_check_no_test_and_no_bar_counts(tmp_path: Path, verdict):
 
 
 def test_names_are_escaped_where_html_and_plotly_read_them(document):
-    page = render(document)
-    assert EVIL not in page
-    texts = [
-        text
-        for part in document.sections
-        if part.figure
-        for trace in part.figure.data
-        for text in trace.get("text", ())
-    ]
+    assert EVIL not in render(document)
+    figures = [part.figure for part in document.sections if part.figure]
+    texts = [text for figure in figures for trace in figure.data for text in trace.get("text", ())]
     assert texts
     assert not any("<script" in text for text in texts)
 
@@ -107,11 +101,7 @@ def test_a_check_against_a_stored_baseline_has_one_side_to_show(tmp_path: Path):
     scenario = run.path / "scenario.yaml"
     scenario.write_text(scenario.read_text().partition("variants:")[0])
     ledger = run.path / "trials.jsonl"
-    kept = [
-        line
-        for line in ledger.read_text().splitlines(keepends=True)
-        if json.loads(line)["reason"] == "candidate"
-    ]
-    ledger.write_text("".join(kept))
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(line for line in lines if json.loads(line)["reason"] == "candidate"))
     blocks = section(check_document(Run(run.path)), "blocks")
     assert {trace["name"] for trace in blocks.figure.data} == {"candidate"}

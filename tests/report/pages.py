@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -95,19 +96,10 @@ def two_arms_run(
             for _ in range(2 if (block, at) == (NOISY_BLOCK, 0) else 1):
                 number += 1
                 factor = float(np.exp(drawn.normal(0.0, 0.01))) * (gain if at else 1.0)
-                trial = planted(
-                    number,
-                    batching=None,
-                    throughput=1000 * factor,
-                    p95_s=0.02 / factor,
-                    source="variant",
-                    block=block,
-                )
-                noisy = (STEAL,) if (block, at) == (NOISY_BLOCK, 0) else ()
-                measured = replace(trial.measurement, caveats=noisy)
-                run.append(
-                    replace(asked(trial, reason=name), measurement=measured), latencies([1.0, 2.0, 4.0])
-                )
+                figures: dict[str, Any] = {"throughput": 1000 * factor, "p95_s": 0.02 / factor}
+                figures["caveats"] = (STEAL,) if (block, at) == (NOISY_BLOCK, 0) else ()
+                trial = planted(number, batching=None, source="variant", block=block, **figures)
+                run.append(asked(trial, reason=name), latencies([1.0, 2.0, 4.0]))
     return run
 
 
@@ -160,18 +152,10 @@ def load_trial(
         queue_wait_mean_s=0.001,
         close_reasons={"full": 100, "timeout": 64},
     )
-    trial = planted(
-        number, batching=BATCH_14, throughput=throughput, p95_s=p95_s, source="load", server=server
-    )
-    measured = replace(
-        trial.measurement,
-        requests=round(rate or throughput),
-        offered_rps=rate,
-        concurrency=clients,
-        verdict=verdict,
-        caveats=tuple(caveats),
-    )
-    return replace(trial, rate_rps=rate, concurrency=clients, measurement=measured)
+    load = {"requests": round(rate or throughput), "offered_rps": rate, "concurrency": clients}
+    told: dict[str, Any] = {"verdict": verdict, "caveats": tuple(caveats), "server": server, **load}
+    trial = planted(number, batching=BATCH_14, throughput=throughput, p95_s=p95_s, source="load", **told)
+    return replace(trial, rate_rps=rate, concurrency=clients)
 
 
 def loaded_run(root: Path, trials: Sequence[Trial], *, slo: SloSpec | None = None) -> Run:

@@ -22,28 +22,18 @@ from tests.report.pages import (
 
 pytestmark = pytest.mark.slow
 
-PLOTS = {
-    "sweep": 9,
-    "compare": 5,
-    "load": 5,
-    "check": 3,
+
+KINDS: dict[str, tuple[Callable[[Path], Run], int, str, str]] = {
+    "sweep": (quickstart_run, 9, "pareto", "confirm"),
+    "compare": (compared_run, 5, "blocks", "block 1"),
+    "load": (lambda root: loaded_run(root, rising_rates()), 5, "load", "500 requests/s"),
+    "check": (lambda root: checked_run(root, names=("baseline", EVIL)), 3, "blocks", "block 1"),
 }
-"""Drawn of each kind; the timeline of the sweep is left out, for its requests are not kept."""
-RUNS: dict[str, Callable[[Path], Run]] = {
-    "sweep": quickstart_run,
-    "compare": compared_run,
-    "load": lambda root: loaded_run(root, rising_rates()),
-    "check": lambda root: checked_run(root, names=("baseline", EVIL)),
-}
+"""A run; its plots, the timeline of the sweep left out, for its requests are not kept; one of them whose points lead to
+trials; and what is told of the trial of a point."""
 ROWS = "JSON.parse(document.getElementById('document').textContent).rows"
 CLICKS_MAX = 4
 """A busy browser may forget the point under the mouse between a move and a click; people click again."""
-CLICKABLE = {
-    "sweep": "pareto",
-    "compare": "blocks",
-    "load": "load",
-    "check": "blocks",
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +44,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(scope="module", params=list(RUNS))
+@pytest.fixture(scope="module", params=list(KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
 def run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return RUNS[kind](tmp_path_factory.mktemp(kind))
+    return KINDS[kind][0](tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +69,7 @@ def test_every_plot_is_drawn_without_an_error_or_a_request(opened: Page, kind: s
         "[...document.querySelectorAll('.plot')].filter((p) => !p.querySelector('.trace, .hm, .bars .point, .points path'))"
         ".map((p) => p.dataset.figure)"
     )
-    assert len(plots) == PLOTS[kind]
+    assert len(plots) == KINDS[kind][1]
     assert empty == []
     assert (
         opened.evaluate("document.querySelectorAll('[data-title*=hare]').length") == 0
@@ -99,14 +89,14 @@ def test_first_screen_shows_the_answers(opened: Page, kind: str, width: int, hei
     assert opened.waited(f"document.documentElement.scrollWidth <= {width}")  # the plots follow the window
 
 
-def place_of_a_point(opened: Page, kind: str) -> tuple[float, float]:
+def place_of_a_point(opened: Page, figure: str) -> tuple[float, float]:
     """In the window, with its plot in the middle, once every plot is as wide as its place."""
     assert opened.waited(
         "[...document.querySelectorAll('.plot')].every((p) =>"
         " Math.abs(p.querySelector('.main-svg').getBoundingClientRect().width - p.clientWidth) < 2)"
     )
     x, y = opened.evaluate(
-        f"(() => {{ const plot = document.querySelector('[data-figure={CLICKABLE[kind]}]');"
+        f"(() => {{ const plot = document.querySelector('[data-figure={figure}]');"
         " plot.scrollIntoView({block: 'center'});"
         " const traces = [...plot.querySelectorAll('.scatterlayer .trace')].filter((t) => t.querySelector('.point'));"
         " const trace = plot.dataset.figure === 'pareto' ? traces[traces.length - 1] : traces[0];"
@@ -119,23 +109,19 @@ def place_of_a_point(opened: Page, kind: str) -> tuple[float, float]:
 def test_a_point_shows_its_figures_under_the_mouse_and_its_trials_after_a_click(
     opened: Page, kind: str
 ) -> None:
+    _, _, figure, words = KINDS[kind]
     detail = ""
     for _ in range(CLICKS_MAX):
-        place = place_of_a_point(opened, kind)  # the plots above may have followed the window meanwhile
+        place = place_of_a_point(opened, figure)  # the plots above may have followed the window meanwhile
         opened.move(0, 0)
         opened.move(*place)
         assert opened.waited("document.querySelector('.hovertext')?.textContent")
         opened.click(*place)
-        detail = opened.waited(f"document.querySelector('#{CLICKABLE[kind]} .detail').textContent")
+        detail = opened.waited(f"document.querySelector('#{figure} .detail').textContent")
         if detail:
             break
     assert "p95 ms" in detail
-    assert {
-        "sweep": "confirm",
-        "compare": "block 1",
-        "load": "500 requests/s",
-        "check": "block 1",
-    }[kind] in detail
+    assert words in detail
 
 
 def test_on_paper_every_plot_is_light_and_within_the_page_and_nothing_stays_folded(opened: Page) -> None:

@@ -49,14 +49,11 @@ SERVER = ServerActivity(
 
 
 def point(clients: int, *caveats: Coded, verdict: str | None = "PASS", server=None, failure=None, rate=None):
-    trial = planted(
-        clients, batching=BATCH_14, throughput=100.0 * clients, p95_s=0.01, server=server, failure=failure
-    )
-    if failure is not None:
-        return trial
     concurrency = None if rate else clients
-    trial = remeasured(trial, concurrency=concurrency, offered_rps=rate, verdict=verdict, caveats=caveats)
-    return replace(trial, concurrency=concurrency, rate_rps=rate)
+    load = {"concurrency": concurrency, "offered_rps": rate}
+    told = {"server": server, "failure": failure, "verdict": verdict, "caveats": caveats, **load}
+    trial = planted(clients, batching=BATCH_14, throughput=100.0 * clients, p95_s=0.01, **told)
+    return trial if failure else replace(trial, concurrency=concurrency, rate_rps=rate)
 
 
 def table(points) -> str:

@@ -173,8 +173,10 @@ def test_a_launch_that_is_never_ready_names_its_key_its_words_and_what_to_do(
     script: str, words: str, hints: tuple[str, ...]
 ) -> None:
     spec = spec_of(launch=["sh", "-c", script], ready=None, ready_timeout="300ms")
-    with CommandTarget(spec) as target, pytest.raises(TargetError) as raised:
-        target.apply(BATCHED)
+    with CommandTarget(spec) as target:
+        with pytest.raises(TargetError) as raised:
+            target.apply(BATCHED)
+        assert not target.alive()
     assert raised.value.message.endswith(words)
     assert all(hint in raised.value.hint for hint in hints)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 
 from batchtune.archive.run import Run, open_run
 from batchtune.batching.parameters import BatchingParameters, Configuration
+from batchtune.errors import TargetError
 from batchtune.scenario.spec.target import TargetSpec
 from batchtune.target.triton import TritonTarget
-from tests.cli.test_cli import batchtune, swept
+from tests.cli.test_cli import batchtune, start, swept
 from tests.target.triton.triton_server import (
     NEEDS_TRITON,
     PACKAGES,
@@ -21,6 +24,7 @@ from tests.target.triton.triton_server import (
     executable,
     write_models,
 )
+from tests.waiting import wait_until
 
 pytestmark = NEEDS_TRITON
 
@@ -138,6 +142,43 @@ def check_config_pbtxt(server: TritonServer, run: Run, before: dict[str, Any]) -
     assert differing == {"max_batch_size", "dynamic_batching"}
     assert deployed["parameters"] == {"note": {"string_value": "mine"}}
     assert deployed["dynamic_batching"]["preserve_ordering"] is True
+
+
+@pytest.mark.parametrize(("word", "code"), [("KILL", -9), ("INT", 130)])
+def test_a_sweep_that_ends_early_puts_the_server_back_or_restore_does(
+    server: TritonServer, tmp_path: Path, word: str, code: int
+) -> None:
+    before = config_of(server)
+    sweep = start("sweep", attached_scenario(tmp_path, server), cwd=tmp_path)
+    wait_until(lambda: config_of(server) != before)
+    sweep.send_signal(signal.Signals[f"SIG{word}"])
+    _, err = sweep.communicate(timeout=60)
+    assert sweep.returncode == code, err
+    (run,) = (tmp_path / "results" / "triton").iterdir()
+    if word == "KILL":
+        assert config_of(server) != before
+        assert batchtune("restore", run, cwd=tmp_path).returncode == 0
+    assert config_of(server) == before
+    assert "nothing to do" in batchtune("restore", run, cwd=tmp_path).stderr
+
+
+def test_a_launched_server_that_was_killed_is_launched_again(tmp_path: Path) -> None:
+    assert PACKAGES is not None
+    program = executable(tmp_path, PACKAGES)
+    model = write_models({"m": (CONFIG, MODEL)}, tmp_path) / "m"
+    batching = BatchingParameters(max_batch_size=8, batch_timeout_micros=0, num_batch_threads=1)
+    configuration = Configuration(batching=batching, dialect="triton")
+    with TritonTarget(TargetSpec(kind="triton", model=str(model), command=[str(program)])) as target:
+        target.start()
+        target.apply(configuration)
+        killed = target.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(TargetError, match="ended by signal 9"):
+            target.counters()
+        target.apply(configuration)
+        assert target.pid != killed
+        assert target.counters().series
 
 
 def test_a_launched_server_is_swept_to_the_best_of_its_model(tmp_path: Path) -> None:

@@ -40,9 +40,8 @@ def verdicts(**pair) -> Counter[str]:
     return Counter(run_check(GATES, SimulatedPair(seed=seed, **pair).measure).verdict for seed in SEEDS)
 
 
-@pytest.mark.parametrize(
-    "host", ["drifting", *(pytest.param(host, marks=pytest.mark.slow) for host in ("steady", "two-speed"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["drifting", "steady", "two-speed"])
 def test_two_equal_servers_fail_at_most_once_in_a_hundred_checks(host):
     """By the design at most 5 % × 5 %; of 200 checks 2 have a false-alarm rate below 1.5 %."""
     assert verdicts(sd=0.02, host=host)["REGRESSED"] <= 2
@@ -62,6 +61,7 @@ def test_what_was_planted_is_caught_and_named(change, metric):
         assert conclusion.exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sd", "blocks", "share"), [(0.01, 6, 0.5), (0.02, ONE_LAUNCH, 0.42)])
 def test_many_pairs_are_cleared_before_their_servers_are_started_anew(sd, blocks, share):
     """Blocks of 2 % noise: 93 of 200; 75 where clearing had a share of looks at which no check can end."""
@@ -108,6 +108,7 @@ def test_cpu_time_has_loads_of_its_own_only_where_nothing_else_is_flagged(
     assert cpu["blocks"] == max(with_cpu, default=0) < conclusion.blocks == pair.asked[-1][0]
 
 
+@pytest.mark.slow
 def test_a_change_as_large_as_every_margin_is_flagged_as_rarely_as_stated():
     """The hardest of all that must pass: at most 5 % of 200 checks, three standard errors allowed."""
     change = {"throughput": 0.98, "p95": 1.05, "p99": 1.1, "cpu": 1.03}

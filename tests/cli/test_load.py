@@ -213,6 +213,7 @@ def kserve_scenario(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "option"),
     [

@@ -85,6 +85,7 @@ def test_a_stream_that_was_closed_from_the_start_is_not_wanted(closed: int, fold
     assert (SCENARIO.name in done.stdout) == (closed == 2)
 
 
+@pytest.mark.slow
 def test_an_encoding_without_our_signs_is_no_error(folder: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = ended(*BATCHTUNE, "recommend", cwd=folder, env=environment)

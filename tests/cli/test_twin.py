@@ -206,6 +206,7 @@ def capacity_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_simulate_of_a_capacity_run_starts_from_what_is_recommended(ask: Ask, capacity_run: Path) -> None:
     (point,) = predicted(ask, "simulate", root=capacity_run)["points"]
     (run,) = map(Run, capacity_run.glob("fake/*"))

@@ -220,6 +220,7 @@ def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, bod
     assert (len(samples), samples.errors()) == (64, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["rest", "grpc"])
 def test_calibration_says_what_the_client_can_do(fleet: LoadFleet, protocol: str) -> None:
     assert 0.0 < calibrate(fleet, requests_for(protocol), duration_s=0.2) < np.inf

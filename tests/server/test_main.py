@@ -197,6 +197,7 @@ def test_the_status_can_be_asked_while_a_model_loads_and_a_signal_ends_that(tmp_
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_base_path_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "m", wait=False) as server:
         wait_for_line(server, "Could not find base path")

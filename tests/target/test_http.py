@@ -752,6 +752,7 @@ def test_a_session_knows_what_the_server_had_after_that_was_put_back(running: st
     assert references["present"].server_values() == {"size": 1, "wait": 0}
 
 
+@pytest.mark.slow
 def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothing(
     running: str, tmp_path: Path
 ) -> None:
@@ -764,6 +765,7 @@ def test_a_load_gives_a_launched_server_what_is_fixed_and_an_attached_one_nothin
     assert present(running) == ORIGINAL
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_no_parameters_ends_the_sweep_with_what_it_shows(
     running: str, tmp_path: Path
 ) -> None:

@@ -83,12 +83,14 @@ def test_service_time_is_recovered_with_and_without_counters(device: str, tells:
         assert found[rows] == pytest.approx(DEVICES[device].tau_s[rows], rel=0.08)
 
 
+@pytest.mark.slow
 def test_contention_is_recovered() -> None:
     found = twin_of("overlapping").best_fit
     assert not found.serial
     assert found.contention == pytest.approx(0.3, abs=0.15)
 
 
+@pytest.mark.slow
 def test_laws_that_fit_about_as_well_share_the_draws() -> None:
     seen = [fit_run_of(one.batcher, one.traffic or POISSON, one.measurement) for one in probes(device_of())]
     fitted = laws_to_try(seen)
@@ -112,6 +114,7 @@ def test_a_closed_loop_is_read_by_its_latency_not_by_how_many_batches_ended_in_t
     assert ours == pytest.approx(math.log(counted.value), abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_serial_device_is_told_from_one_that_overlaps(serial_twin: Twin) -> None:
     assert serial_twin.best_fit.serial or serial_twin.best_fit.contention == pytest.approx(1.0, abs=0.1)
 
@@ -135,6 +138,7 @@ def test_configurations_that_were_not_measured_are_predicted(serial_twin: Twin) 
     assert np.median(off_throughput) <= 0.05
 
 
+@pytest.mark.slow
 def test_what_single_requests_cost_the_execution_is_found() -> None:
     device = device_of(0.0009, 0.0004)
     crowded = replace(device, tau_s=device.tau_s * (1.0 + 1e-4 * 1500.0))
@@ -150,6 +154,7 @@ def test_a_faithful_twin_is_relied_on(serial_twin: Twin) -> None:
     assert "mean error was" in accuracy_text(serial_twin)
 
 
+@pytest.mark.slow
 def test_a_run_at_saturation_is_no_test_of_the_latency(serial_twin: Twin) -> None:
     device = device_of(serial=True)
     batcher = batcher_of(16, 0.0, 1)
@@ -280,6 +285,7 @@ def test_beyond_the_last_size_time_goes_on_in_a_line() -> None:
     assert found.tau_s(256)[256] == pytest.approx(0.002 + 0.0001 * 256, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base_s", "row_s"),
     [(0.02, 0.25), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((5e-5, 2e-6), (0.4, 0.01)))],

@@ -107,6 +107,7 @@ def test_one_plan_serves_equal_requests() -> None:
     assert other not in plans
 
 
+@pytest.mark.slow
 def test_nothing_large_is_kept_of_requests_for_models_that_do_not_exist() -> None:
     requests, message = PredictRequests(), PredictRequest()
     message.inputs["x"].CopyFrom(tensor_to_proto(np.zeros(4, np.float32), as_content=True))

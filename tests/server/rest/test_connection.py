@@ -397,8 +397,8 @@ def test_what_has_no_end_is_refused(rest: RunningRest, endless: bytes, piece: by
     [
         (b"", b"", 0.05),
         (REQUEST[:1], b"", 60),  # of one byte the parser tells nothing
-        (REQUEST[:30], b"", 60),
-        (b"GET / HTTP/1.1\r\nhost: x\r\n", b"x", 60),
+        pytest.param(REQUEST[:30], b"", 60, marks=pytest.mark.slow),
+        pytest.param(b"GET / HTTP/1.1\r\nhost: x\r\n", b"x", 60, marks=pytest.mark.slow),
         (REQUEST[:-10], b" ", 60),
     ],
     ids=["idle", "a byte", "half a head", "trickled head", "trickled body"],

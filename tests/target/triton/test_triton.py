@@ -487,6 +487,7 @@ variants:
 """
 
 
+@pytest.mark.slow
 def test_variants_are_compared_on_one_attached_server(server: FakeTriton, tmp_path: Path) -> None:
     (tmp_path / "pair.yaml").write_text(PAIR.format(url=server.url))
     done = answered("compare", "pair.yaml", "--blocks", "1", "--json", "--quiet", cwd=tmp_path)

@@ -38,8 +38,8 @@ from tests.tune.tune_fakes import bench_of, capacity_scenario, exactly, remeasur
 SWEEPS = [
     pytest.param((device, host, 1), marks=marks)
     for devices, marks in (
-        (("fast", "linear", "parallel"), ()),
-        (("mid", "steps", "thousand"), pytest.mark.slow),
+        (("fast", "linear"), ()),
+        (("mid", "parallel", "steps", "thousand"), pytest.mark.slow),
     )
     for device in devices
     for host in ("quiet", "harsh")

@@ -192,6 +192,7 @@ def scaled(quantile: Estimate, factor: float) -> Estimate:
     return Estimate(value=factor * quantile.value, low=factor * quantile.low, high=factor * quantile.high)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["emulated", "imdb_transformer"])
 def test_a_recorded_grid_gives_nearly_the_best_in_a_sixteenth_of_a_pass(name: str) -> None:
     """Of the first, the best batches wait until all clients are in: a timeout, which the curve must be asked of."""

@@ -45,6 +45,7 @@ def sweep(*overrides: str) -> tuple[list[Trial], object]:
     return trials, answer
 
 
+@pytest.mark.slow
 def test_it_compares_no_batching_that_is_none_and_asks_no_rule() -> None:
     trials, _ = sweep()
     named = {"defaults", "grid", "neighbour", "sampler"}

@@ -86,6 +86,7 @@ def test_no_batching_has_no_parameters_and_the_defaults_their_own_values(exporte
         assert named["defaults"].params == {"max_batch_size": 1000, "batch_timeout_micros": 0}
 
 
+@pytest.mark.slow
 def test_exported_again_it_has_what_is_known_by_then_and_keeps_what_others_added(measured, url, loaded):
     scenario, trials = measured
     name = export_study(trials[: len(trials) // 2], scenario, url)

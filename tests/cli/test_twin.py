@@ -118,6 +118,7 @@ def predicted(ask: Ask, *words: str, **root: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_simulate_answers_every_combination_as_it_was_measured(ask: Ask, results: Path) -> None:
     sizes = ("--set", "max_batch_size=4,16", "--set", "batch_timeout_micros=0,2000")
     sets = (*sizes, "--set", "num_batch_threads=1")

@@ -210,6 +210,7 @@ def test_a_fleet_of_nobody_is_refused() -> None:
         LoadFleet(processes=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "body_bytes"), [("rest", 20), ("rest", 200_000), ("grpc", 200_000)])
 def test_the_null_server_answers_everything(fleet: LoadFleet, protocol: str, body_bytes: int) -> None:
     requests = requests_for(protocol, bodies=(bytes(body_bytes),))

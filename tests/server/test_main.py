@@ -240,6 +240,7 @@ def test_a_server_that_nobody_can_read_serves_new_versions(tmp_path: Path, reade
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_several_models_with_labels_are_served_and_reloaded(tmp_path: Path) -> None:
     """A reload that cannot be carried out holds up neither good ones nor the end."""
     for name, version in (("a", 1), ("a", 2), ("b", 5)):

@@ -175,6 +175,7 @@ def test_a_container_is_given_its_parameters_and_removed(docker: StandInDocker, 
     assert docker.command_lines[-1] == ["rm", "--force", "c0ffee"]
 
 
+@pytest.mark.slow
 def test_a_container_whose_client_was_killed_is_removed(docker: StandInDocker, tmp_path: Path) -> None:
     with TfServingTarget(docker_spec(docker, tmp_path)) as target:
         target.apply(BATCHED)

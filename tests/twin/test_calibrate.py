@@ -74,6 +74,7 @@ def serial_twin() -> Twin:
     return twin_of("serial")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "tells"), [("serial", True), ("overlapping", True), ("like a CPU", False)]
 )

@@ -158,6 +158,7 @@ async def test_calls_that_wait_for_their_client_to_take_answers_wait_compressed(
     assert pool.held_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_automatic_collection")
 @pytest.mark.parametrize("size", [100_000, 2_000_000])
 async def test_what_was_inflated_in_vain_is_not_kept(size: int, pool: Inflating) -> None:

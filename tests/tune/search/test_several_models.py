@@ -162,6 +162,7 @@ def test_it_beats_what_is_best_for_each_alone_where_they_compete_and_says_so() -
     assert set(chosen.latency_s) >= set(scenario.limits) == {promise.name for promise in chosen.promises}
 
 
+@pytest.mark.slow
 def test_the_same_answers_make_the_same_asks_so_that_an_interrupted_sweep_goes_on() -> None:
     whole = unchanged()
     rest = swept(SCENARIO, earlier=whole[:5])

@@ -28,7 +28,7 @@ from batchtune.scenario.arrivals import ClosedLoop
 from batchtune.target.process import free_port
 from tests.benchmarks.commands import ROOT
 from tests.load.load_servers import a_job, requests_for, run_here
-from tests.server.server_process import ServerProcess
+from tests.server.server_process import ServerProcess, kept_to
 
 T = TypeVar("T")
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -78,21 +78,10 @@ def require(*tools: str) -> None:
 
 
 @contextlib.contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """What is started meanwhile runs on this core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextlib.contextmanager
 def served(base_path: Path | None, *flags: str, checkout: Path = ROOT) -> Iterator[ServerProcess]:
     """The bundled server of a checkout, on the server's core."""
     elsewhere = contextlib.chdir(tempfile.gettempdir())  # `python -m` looks for its module here first
-    with on_core(SERVER_CORE), elsewhere, patch.dict(os.environ, PYTHONPATH=str(checkout)):
+    with kept_to(SERVER_CORE), elsewhere, patch.dict(os.environ, PYTHONPATH=str(checkout)):
         server = ServerProcess(base_path, *flags)
     with server:
         yield server
@@ -102,7 +91,7 @@ def served(base_path: Path | None, *flags: str, checkout: Path = ROOT) -> Iterat
 def serving(command: Sequence[str], port: int) -> Iterator[None]:
     """A server that we did not write, up when its port accepts."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with on_core(SERVER_CORE):
+    with kept_to(SERVER_CORE):
         child = subprocess.Popen(command, **quiet)  # type: ignore[call-overload]
     try:
         for _ in range(200):

@@ -227,6 +227,7 @@ def swept(
     for _ in range(2):
         done = by("sweep", scenario, "--json", cwd=scenario.parent)
         assert done.returncode in (0, 5), done.stderr  # 5: too noisy a host to say
+        assert "each line: in brackets what proposed the configuration" in done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         if document["established"] or document["configuration"]["batching"] is not None:
             return document

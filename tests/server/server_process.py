@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +45,17 @@ def write_emulated(base_path: Path, *, version: int = 1, base_ms: float = 0.0) -
     directory.mkdir(parents=True)
     (directory / "emulated.yaml").write_text(EMULATED % {"base_ms": base_ms})
     return base_path
+
+
+@contextmanager
+def kept_to(cpu: int) -> Iterator[None]:
+    """What this thread starts meanwhile runs on that CPU alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -79,6 +79,7 @@ def run_sweep(
         lines_named(path, wanted.overrides),
         session(scenario, results=wanted.results, quiet=wanted.quiet, run=run, trials=trials) as current,
     ):
+        current.view.event(labels("notes")["trials"])
         if on_nodes:
             _sweep_on_nodes(current)
         else:
@@ -100,7 +101,7 @@ def _sweep_here(current: MeasuringSession, placement: str) -> None:
     current.serve(target)
     off = "" if can_be_off(scenario.target) else f"no batching is left out: {unsayable(scenario.target)}"
     notes = (placement, beginning(scenario), off, _beside_others(), _unset(scenario), *_traps(scenario))
-    for note in filter(None, (*notes, labels("notes")["trials"])):
+    for note in filter(None, notes):
         view.event(note)
     scenario = current.found_on(scenario, target)
     fleet, client_limit = current.load_generator(scenario)

@@ -14,7 +14,8 @@ from pathlib import Path
 from batchtune.archive.run import open_run
 from batchtune.tune.trials.trial import Trial
 from tests.benchmarks.commands import batchtune
-from tests.benchmarks.rivals import CLIENT_CORE, SERVER_CORE, on_core
+from tests.benchmarks.rivals import CLIENT_CORE, SERVER_CORE
+from tests.server.server_process import kept_to
 from tests.target.triton.triton_server import (
     PACKAGES,
     PYTHON_VARIABLE,
@@ -82,7 +83,7 @@ def files(folder: Path, size: int = 4, instances: int = 1) -> dict[str, tuple[st
 def serving(folder: Path, *, size: int = 4, instances: int = 1) -> Iterator[TritonServer]:
     """The model `m`, in explicit model control, on the server's core."""
     flags = ("--model-control-mode=explicit", "--load-model=m", "--disable-auto-complete-config")
-    with on_core(SERVER_CORE):
+    with kept_to(SERVER_CORE):
         server = TritonServer(files(folder, size, instances), folder, packages(), *flags)
     with server:
         yield server

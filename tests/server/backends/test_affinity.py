@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from batchtune.server.server_flags import ServerFlags
 from batchtune.system import schedulable_cpus
 from batchtune.target.tfserving import TfServingTarget
 from tests.server.backends.model_files import onnx_graph, save_program
-from tests.server.server_process import write_emulated
+from tests.server.server_process import kept_to, write_emulated
 
 pytestmark = pytest.mark.skipif(
     len(schedulable_cpus()) < 2 or not Path("/proc/self/task").is_dir(),
@@ -66,17 +65,6 @@ def threads_of(pid: int) -> list[dict[str, str]]:
     tasks = [task for of in pids for task in Path(f"/proc/{of}/task").iterdir()]
     lines = [(task / "status").read_text(encoding="utf-8").splitlines() for task in tasks]
     return [dict(line.split(":\t", 1) for line in status if ":\t" in line) for status in lines]
-
-
-@contextmanager
-def kept_to(cpu: int) -> Iterator[None]:
-    """What this thread starts meanwhile runs on that CPU alone."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {cpu})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize(
